@@ -64,6 +64,39 @@ __device__ __forceinline__ void search_final(
     }
 }
 
+// One array, by all blocks: where there are many bytes, they are what it takes. Nothing is searched once anything was
+// found in an earlier rollout of the run: what follows from it would hide where it began.
+//   halted  [1]  not 0 once anything was found in an earlier search  read
+extern "C" __global__ void first_nonfinite(
+    const float* values, const float* halted, long long* first, long long num_rows, int width)
+{
+    if (halted[0] == 0.0f) search(values, first, num_rows, width, global_thread(), num_global_threads());
+}
+
+extern "C" __global__ void first_nonfinite_double(
+    const double* values, const float* halted, long long* first, long long num_rows, int width)
+{
+    if (halted[0] == 0.0f) search(values, first, num_rows, width, global_thread(), num_global_threads());
+}
+
+extern "C" __global__ void first_nonfinite_final(
+    const float* values, const bool* truncated, const float* halted, long long* first, long long num_rows, int width,
+    int num_agents, int num_steps)
+{
+    if (halted[0] != 0.0f) return;
+    search_final(
+        values, truncated, first, num_rows, width, num_agents, num_steps, global_thread(), num_global_threads());
+}
+
+extern "C" __global__ void first_nonfinite_final_double(
+    const double* values, const bool* truncated, const float* halted, long long* first, long long num_rows, int width,
+    int num_agents, int num_steps)
+{
+    if (halted[0] != 0.0f) return;
+    search_final(
+        values, truncated, first, num_rows, width, num_agents, num_steps, global_thread(), num_global_threads());
+}
+
 // What was found is kept: by a policy, unless it had found something before, and for all policies, which `halted` stops.
 // These are launched with one block, and are many an update: each stands for a dozen of torch's launches.
 
@@ -142,9 +175,10 @@ __device__ __forceinline__ void halt(
 }
 
 extern "C" __global__ void halt_all(
-    const long long* first, int num_places, float* halted, float* flags, int num_policies, long long* num_halted)
+    const long long* first, int num_places, float* halted, float* flags, int num_policies, long long* num_halted,
+    int begun)
 {
-    halt(first, num_places, halted, flags, num_policies, num_halted, 0);
+    halt(first, num_places, halted, flags, num_policies, num_halted, begun);
 }
 
 // An array that is searched.
@@ -171,8 +205,8 @@ __device__ __forceinline__ void search_array(
     }
 }
 
-// Searches all that a rollout holds, as many blocks an array; the last block that is done halts all policies. Nothing is
-// searched once anything was found in an earlier rollout of the run: what follows from it would hide where it began.
+// Searches all that a rollout holds, as many blocks an array; the last block that is done halts all policies. Where there
+// are few bytes, launches are what it takes.
 //   searched    [array, 6]  see Searched                                 read
 //   truncated   [step, env]                                              read
 //   arrivals    [1]         0 between launches                           read, written

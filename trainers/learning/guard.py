@@ -23,10 +23,13 @@ from warpdrive.layout import FINAL, GLOBAL_STATE
 SOURCE = Path(__file__).parent / "finite.cu"
 NOTHING_FOUND = 1 << 62
 """In place of a row; float64, in which it travels to the host, has this number."""
-SEARCH_THREADS, MAX_SEARCH_BLOCKS = 256, 1024
-"""The latter of an array."""
-SEARCHED = (torch.float32, torch.float64)
-"""Dtypes. Whole numbers are always finite; half floats are known by their loss."""
+SEARCH_THREADS, MAX_SEARCH_BLOCKS = 256, 2048
+KERNELS = {torch.float32: "first_nonfinite", torch.float64: "first_nonfinite_double"}
+FINAL_KERNELS = {torch.float32: "first_nonfinite_final", torch.float64: "first_nonfinite_final_double"}
+"""By the dtype of what is searched. Whole numbers are always finite; half floats are known by their loss."""
+FEW_BYTES = 1 << 20
+"""Of a rollout that is searched by one launch. On an H100 it takes 3 us less than five for some KiB of CartPole, and
+1.4 ms more than five for 100 steps of 2,000 x 1,000 agents of grid-world Tag."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,13 @@ class Guard:
             "first": self._first, "num_places": len(self._first), "halted": self.halted,
             "flags": self._flags, "num_policies": len(self._flags), "num_halted": self._num_halted,
         }  # fmt: skip
-        self._look = self._prepare_look(of_halting)
-        self._halt_all = self._functions.prepare("halt_all", self._one_block, **of_halting)
+        self._looks = self._prepare_looks(of_halting)
+        self._halt_all = self._functions.prepare("halt_all", self._one_block, begun=0, **of_halting)
 
     def check_rollout(self) -> None:
-        """Looks at what came of this rollout: one launch, on the device. Call it once an iteration."""
-        self._look()
+        """Looks at what came of this rollout: one pass over it, on the device. Call it once an iteration."""
+        for look in self._looks:
+            look()
 
     def check_loss(self, policy: str, losses: torch.Tensor, index: torch.Tensor) -> None:
         """Looks at the loss of each sample.
@@ -276,35 +280,60 @@ class Guard:
         num_agents = self.rollout.env.layout.observations[observation].num_agents
         return _Place(prefix + observation, None, self.rollout.first_agent(observation), num_agents)
 
-    def _prepare_look(self, of_halting: Mapping[str, Any]) -> Callable[[], None]:
-        """The search of all that a rollout holds."""
-        rollout, device = self.rollout, self.halted.device
-        searched, most_bytes = [], 1
+    def _prepare_looks(self, of_halting: Mapping[str, Any]) -> list[Callable[[], None]]:
+        """The search of all that a rollout holds, which ends by halting."""
+        searched = []
         for number, place in enumerate(self._places[: self._num_of_rollout]):
             is_final = place.tensor.startswith(FINAL)
             if place.policy is not None:
-                values = getattr(rollout.groups[place.policy], place.tensor)
+                values = getattr(self.rollout.groups[place.policy], place.tensor)
             else:
-                values = (rollout.env if is_final else rollout).data[place.tensor]
-            if values.dtype not in SEARCHED:
-                continue
-            assert values.is_contiguous(), place
-            num_rows = values.shape[0] * self.num_envs * place.num_agents
-            sizes = num_rows, values.numel() // num_rows, values.dtype == torch.float64, is_final * place.num_agents
-            searched.append((number, values.data_ptr(), *sizes))
-            most_bytes = max(most_bytes, values.nbytes)
-        # 16 bytes a thread, and no more threads than keep the memory busy; a CPU's blocks have one thread.
-        threads, bytes_of_block = (SEARCH_THREADS, 16 * SEARCH_THREADS) if values.is_cuda else (1, 1 << 20)
-        blocks_each = min(-(-most_bytes // bytes_of_block), MAX_SEARCH_BLOCKS)
+                values = (self.rollout.env if is_final else self.rollout).data[place.tensor]
+            if values.dtype in KERNELS:
+                searched.append((number, values, is_final * place.num_agents))
+        if sum(values.nbytes for _, values, _ in searched) <= FEW_BYTES:
+            return [self._prepare_look(searched, of_halting)]
+        halt = self._functions.prepare("halt_all", self._one_block, begun=1, **of_halting)
+        return [*(self._prepare_search(*one) for one in searched), halt]
+
+    def _prepare_look(
+        self, searched: Sequence[tuple[int, torch.Tensor, int]], of_halting: Mapping[str, Any]
+    ) -> Callable[[], None]:
+        """All of it in one launch."""
+        threads = SEARCH_THREADS if self.halted.is_cuda else 1
+        blocks_each = max(-(-values.nbytes // (16 * threads)) for _, values, _ in searched)
+        table = []
+        for number, values, num_agents in searched:
+            assert values.is_contiguous(), self._places[number]
+            sizes = self._num_rows_and_width(number, values)
+            table.append((number, values.data_ptr(), *sizes, values.dtype == torch.float64, num_agents))
         return self._functions.prepare(
             "look_at_rollout",
-            LaunchShape(blocks_each * len(searched), (threads, 1)),
-            searched=torch.tensor(searched, dtype=torch.int64, device=device),
+            LaunchShape((blocks_each if self.halted.is_cuda else 1) * len(searched), (threads, 1)),
+            searched=torch.tensor(table, dtype=torch.int64, device=self.halted.device),
             num_searched=len(searched),
-            num_steps=rollout.num_steps,
-            arrivals=torch.zeros(1, dtype=torch.uint64, device=device),
+            num_steps=self.rollout.num_steps,
+            arrivals=torch.zeros(1, dtype=torch.uint64, device=self.halted.device),
             **of_halting,
         )
+
+    def _prepare_search(self, number: int, values: torch.Tensor, num_agents: int) -> Callable[[], None]:
+        """One array; `num_agents` see it, of what truncated episodes saw last, else 0."""
+        num_rows, width = self._num_rows_and_width(number, values)
+        sizes = {"num_rows": num_rows, "width": width}
+        if num_agents:
+            sizes |= {"num_agents": num_agents, "num_steps": self.rollout.num_steps}
+        kernel = (FINAL_KERNELS if num_agents else KERNELS)[values.dtype]
+        launch_shape = None
+        if values.is_cuda:  # 16 bytes a thread, and no more threads than keep the memory busy
+            num_blocks = -(-values.nbytes // (16 * SEARCH_THREADS))
+            launch_shape = LaunchShape(min(num_blocks, MAX_SEARCH_BLOCKS), (SEARCH_THREADS, 1))
+        first = self._first[number : number + 1]
+        return self._functions.prepare(kernel, launch_shape, values=values, halted=self.halted, first=first, **sizes)
+
+    def _num_rows_and_width(self, number: int, values: torch.Tensor) -> tuple[int, int]:
+        num_rows = values.shape[0] * self.num_envs * self._places[number].num_agents
+        return num_rows, values.numel() // num_rows
 
     def _number_of(self, tensor: str, policy: str) -> int:
         return next(i for i, one in enumerate(self._places) if (one.tensor, one.policy) == (tensor, policy))

@@ -15,6 +15,7 @@ import yaml
 
 from trainers.cli import main
 from trainers.errors import NonFiniteError
+from trainers.learning import guard
 from trainers.run import checkpoint
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -132,10 +133,13 @@ FROM_THE_ENV = {
 
 @BOTH
 @pytest.mark.parametrize(
-    ("is_infinite", "save"), [(False, 0), (True, 1)], ids=["nan, saved at the end", "inf, saved each time"]
+    ("is_infinite", "save", "few_bytes"),
+    [(False, 0, guard.FEW_BYTES), (True, 1, 0)],  # by one launch, and by one for each array
+    ids=["nan, saved at the end", "inf, saved each time"],
 )
 @pytest.mark.parametrize("case", FROM_THE_ENV)
-def test_what_is_bad_of_an_env_stops_the_run(make_faulty, algorithm, is_infinite, save, case):
+def test_what_is_bad_of_an_env_stops_the_run(make_faulty, algorithm, is_infinite, save, few_bytes, case, monkeypatch):
+    monkeypatch.setattr(guard, "FEW_BYTES", few_bytes)
     bad, policy, tensor, step = FROM_THE_ENV[case]
     trainer = make_faulty(algorithm, save=save, is_infinite=is_infinite, **bad)
     iteration = 2 if step == 10 else 3
