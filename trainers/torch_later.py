@@ -5,7 +5,10 @@ from trainers import torch_later as torch
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # editors and type checkers see torch itself
+    from torch import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
