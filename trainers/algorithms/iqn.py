@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from trainers import torch_later as torch
 from trainers.algorithms.dqn import DQN, DQNConfig, best_actions
 from trainers.algorithms.q_replay import Losses
 from trainers.algorithms.qrdqn import QRDQN, losses_of_quantiles, middles
-from warpdrive.config import Count, Positive
+from warpdrive.config import Between, Count, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     from torch import nn
@@ -30,6 +30,9 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 class IQNConfig(DQNConfig):
     """`policy.<name>:` with `algorithm: IQN`."""
 
+    n_step: Annotated[int, Between(1, 1_000)] = 3
+    """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends. By 1, the
+    paper's, it forgets what it had learned on CartPole."""
     num_quantiles: Count = 16
     """Fractions that are drawn for each transition, to be learned."""
     num_target_quantiles: Count = 16
