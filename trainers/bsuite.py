@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,12 +32,17 @@ class BsuiteCsv(Callback):
 
     Args:
         folder: of the file; None: the run's own. bsuite's analysis wants all experiments of a sweep in one folder, and
-            a folder for each seed: in a population, that of member i is member_i in this one.
+            a folder for each seed: in a population, that of member i is member_i in this one. A run that is resumed
+            from elsewhere goes on where it was.
         bsuite_id: as "catch/3"; None: the first that has the env's config among its settings.
     """
 
     def __init__(self, folder: str | None = None, bsuite_id: str | None = None) -> None:
         self.folder, self.bsuite_id = folder, bsuite_id
+        self.place = os.path.abspath(folder) if isinstance(folder, str | Path) and str(folder) else None
+        """The folder, whatever the process's own is by then."""
+        self.is_ours = False
+        """Whether the file is known to be this run's."""
         self.rows: list[dict[str, float]] = []
         self.seen: dict[str, float] = {}
         """Totals at the last look."""
@@ -58,6 +65,8 @@ class BsuiteCsv(Callback):
         elif not isinstance(bsuite_id, str) or not BSUITE_ID.fullmatch(bsuite_id):
             yield "bsuite_id", f"expected an experiment and its number, as catch/3, got {shown(bsuite_id)}"
             bsuite_id = None
+        elif (known := [f"{name}/{number}" for name, number in env.experiments().items()]) and bsuite_id not in known:
+            yield "bsuite_id", f"these settings of env '{env.name}' are {' and '.join(known)}, not {bsuite_id}"
         if self.folder is not None and not (isinstance(self.folder, str | Path) and str(self.folder)):
             yield "folder", f"expected the name of a folder, got {shown(self.folder)}"
         elif self.folder is not None and is_new_run:
@@ -81,28 +90,30 @@ class BsuiteCsv(Callback):
         self.seen = now
         if not rows:
             return
-        place = Path(self.folder or trainer.run.path)
+        place = Path(self.place or trainer.run.path)
         file = place / file_name(self.bsuite_id or env.bsuite_id)
         if trainer.world.rank == 0:
-            if not self.rows and file.exists():
-                raise CallbackError(_is_there(file))
-            self.rows += rows
             try:
+                if not self.is_ours and file.exists() and not has_rows(file, self.rows):
+                    raise CallbackError(_is_there(file))
                 place.mkdir(parents=True, exist_ok=True)
-                file.write_text(text_of(self.rows), encoding="utf-8")
+                file.write_text(text_of(self.rows + rows), encoding="utf-8")
             except OSError as error:
                 raise CallbackError(f"folder: {_not_written(place, error)}") from None
-        else:
-            self.rows += rows
+        self.is_ours = True
+        self.rows += rows
 
     def on_report(self, trainer, metrics: Mapping[str, float]) -> dict[str, float]:
         return {"bsuite/score": trainer.env.env.score(self.rows)} if self.rows else {}
 
     def state(self) -> Any:
-        return {"rows": self.rows, "seen": self.seen}
+        folder = None if self.folder is None else str(self.folder)
+        return {"rows": self.rows, "seen": self.seen, "folder": folder, "place": self.place}
 
     def restore(self, state: Any) -> None:
         self.rows, self.seen = state["rows"], state["seen"]
+        if self.folder is not None and state.get("folder") == str(self.folder):
+            self.place = state["place"]
 
 
 def _counts(env: Any) -> bool:
@@ -121,6 +132,13 @@ def _is_there(file: Path) -> str:
 def _not_written(folder: str | Path, error: OSError) -> str:
     reason = why_not_written(error, Path(folder))
     return f"nothing can be written in '{folder}' ({reason}). Name a folder that can be written."
+
+
+def has_rows(file: Path, rows: list[dict[str, float]]) -> bool:
+    """Whether a CSV begins with these rows, at least one; a run that was killed may have written more than it saved."""
+    found = csv.DictReader(file.read_text(encoding="utf-8", errors="replace").splitlines())
+    told = [{name: str(value) for name, value in row.items()} for row in rows]
+    return bool(rows) and list(itertools.islice(found, len(rows))) == told
 
 
 def file_name(bsuite_id: str) -> str:

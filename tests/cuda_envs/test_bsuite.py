@@ -278,6 +278,32 @@ def test_a_resumed_run_keeps_the_columns_in_their_order(tmp_path):
     assert after[: len(before)] == before and after[-1].startswith("360,40,")
 
 
+@pytest.mark.usefixtures("built_quickly")
+def test_a_resumed_run_goes_on_where_its_csv_is_and_writes_over_no_other(tmp_path, monkeypatch):
+    """10 envs play 2 episodes each an iteration: 20 at first, 40 when the run is resumed."""
+
+    def config(num_steps: int, seed: int = 0, folder: str = "sweep"):
+        trainer = {"num_envs": 10, "train_batch_size": 180, "total_timesteps": num_steps, "device": "cpu", "seed": seed}
+        callbacks = [{"trainers.bsuite:BsuiteCsv": {"folder": folder}}]
+        values = {"name": "catch", "trainer": trainer, "callbacks": callbacks, "saving": {"basedir": str(tmp_path)}}
+        return read_config(values)
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    first, second = Trainer(config(180)), Trainer(config(180, 1, "other"))
+    first.train(), second.train()
+    monkeypatch.chdir("elsewhere")
+    Trainer(config(360), resume=first.run.path).train()
+    assert not list(Path().iterdir())
+    file, other = (tmp_path / name / "bsuite_id_-_catch-0.csv" for name in ("sweep", "other"))
+    assert file.read_text().splitlines()[-1].startswith("360,40,")
+
+    before = other.read_bytes()
+    with pytest.raises(CallbackError, match=f"{other} is there already. Give another folder"):
+        Trainer(config(540, folder=str(other.parent)), resume=first.run.path).train()
+    assert other.read_bytes() == before
+
+
 CATCH = {
     "name": "catch",
     "trainer": {"num_envs": 2, "train_batch_size": 18, "total_timesteps": 18, "device": "cpu"},
@@ -309,6 +335,11 @@ CATCH = {
             {},
             {"bsuite_id": "../../x/1"},
             [".bsuite_id: expected an experiment and its number, as catch/3, got '../../x/1'"],
+        ),
+        (
+            {},
+            {"bsuite_id": "memory_len/0"},
+            [".bsuite_id: these settings of env 'catch' are catch/0, not memory_len/0"],
         ),
         ({}, {"bsuite_id": "foo"}, [".bsuite_id: expected an experiment and its number, as catch/3, got 'foo'"]),
     ],
