@@ -222,7 +222,7 @@ def run_seed(
         seconds = time.perf_counter() - start
         found = {} if task is None else play(task, trainer)
         metrics = [json.loads(line) for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines()]
-    first_and_last = trainer.run.returns
+    first_and_last = trainer.run.first_and_last_returns()
     returns = {group: first_and_last[group] for group in trainer.env.groups if group in first_and_last}
     paths = {name: algorithm.path for name, algorithm in trainer.algorithms.items()}
     run = {"seed": seed, "seconds": round(seconds, 1), "returns": returns, **found}

@@ -75,7 +75,7 @@ def test_taggers_learn_to_catch_a_runner_that_stays(tiny):
     with torch.no_grad():
         trainer.policies["runner"].network.policy_head.bias[0] = 100.0
     trainer.train()
-    first, last = trainer.run.returns["tagger"]
+    first, last = trainer.run.first_and_last_returns()["tagger"]
     assert first < 7.5
     assert last > 9.0
 

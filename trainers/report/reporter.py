@@ -122,7 +122,7 @@ class Reporter:
                 f"trainer.{key} was not asked for",
                 style="yellow",
             )
-        for name, (first, last) in self.run.returns.items():
+        for name, (first, last) in self.run.first_and_last_returns().items():
             self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")
         name = self.config.saving.best_metric
         if name is not None and num_iterations and name not in {**self.run.highest, **self.run.metrics[-1]}:

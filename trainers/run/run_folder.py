@@ -51,6 +51,8 @@ from warpdrive.version import __version__
 
 MAX_LOG_BYTES = 10 << 20
 """Of log.txt; then it becomes log.1.txt, in place of an older one, and a new one begins."""
+MAX_CURVE_POINTS = 2000
+"""Of the learning curve that is kept in memory; then every second of them is taken out."""
 MAX_UNWRITTEN_BYTES = 256 << 10
 """Of reports that wait in memory for room on the disk; then every second of them is left out."""
 READER_PATIENCE = 5.0
@@ -104,8 +106,7 @@ class RunFolder:
         """The last reports."""
         self.highest: dict[str, float] = {}
         """Of every metric, the highest value in all reports but the last."""
-        self.returns: dict[str, tuple[float, float]] = {}
-        """By group: its mean return in the first and in the last report that had one."""
+        self._curve = Curve()
         self._write(lambda: disk.append(self.path / "command.txt", shlex.join(command or sys.argv)))
         if self._lock is not None and self._lock.warning is not None:
             self.say(f"warning: {self._lock.warning}", style="yellow")
@@ -285,8 +286,7 @@ class RunFolder:
             if math.isfinite(value) and value > self.highest.get(name, -math.inf):
                 self.highest[name] = value
         self.metrics.append(dict(metrics))
-        for group, name in returns_by_group(metrics).items():
-            self.returns[group] = self.returns.get(group, (metrics[name],))[0], metrics[name]
+        self._curve.add(metrics)
 
     def _append_metrics(self, metrics: Mapping[str, float]) -> None:
         self._unwritten.append(line_of(metrics))
@@ -321,19 +321,66 @@ class RunFolder:
 
         None where matplotlib is missing, nothing ended, or it cannot be drawn or written, which is said.
         """
-        if self.is_silent or not self.returns or importlib.util.find_spec("matplotlib") is None:
+        names = list(returns_by_group(self._curve.names()).values())
+        if self.is_silent or not names or importlib.util.find_spec("matplotlib") is None:
             return None
         from trainers.report import plot
 
+        panels = [
+            plot.Panel(plot.title_of(name), [plot.Line(self.path.name, *numpy.array(self._curve.points(name)).T)])
+            for name in names
+        ]
         path = self.path / "learning_curve.png"
         try:
-            run = plot.read_run(self.path)
-            panels = [plot.panel_of([run], name)[0] for name in plot.default_metrics([run])]
             plot.draw_panels(panels, [path], plot.X_LABELS[plot.STEPS])
         except Exception as error:  # of the library, too: the run is trained and saved
             self.say(f"warning: no learning curve: {' '.join(str(error).split())}", style="yellow")
             return None
         return path
+
+    def first_and_last_returns(self) -> dict[str, tuple[float, float]]:
+        """By group: its mean return in the first and in the last report that had one."""
+        returns = {}
+        for group, name in returns_by_group(self._curve.names()).items():
+            values = [value for _, value in self._curve.points(name)]
+            returns[group] = (values[0], values[-1])
+        return returns
+
+
+class Curve:
+    """Mean returns over env steps, of at most MAX_CURVE_POINTS reports: of a long run the first, the last, and others
+    evenly between them."""
+
+    def __init__(self) -> None:
+        self._points: list[dict[str, float]] = []
+        self._last: dict[str, float] = {}
+        self._stride = 1
+        self._num_added = 0
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Takes what a report says of returns; the others' figures are not kept."""
+        point = {name: value for name, value in metrics.items() if name.endswith("ep_rew_mean")}
+        if not point:
+            return
+        self._last = {"time/total_timesteps": metrics["time/total_timesteps"], **point}
+        if self._num_added % self._stride == 0:
+            self._points.append(self._last)
+        self._num_added += 1
+        if len(self._points) > MAX_CURVE_POINTS:
+            del self._points[1::2]
+            self._stride *= 2
+
+    def names(self) -> list[str]:
+        """The metrics that there are points of."""
+        return list(dict.fromkeys(name for one in self._all() for name in one if name != "time/total_timesteps"))
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """(env steps, mean return), in order."""
+        return [(one["time/total_timesteps"], one[name]) for one in self._all() if name in one]
+
+    def _all(self) -> list[dict[str, float]]:
+        is_last_in = not self._points or self._points[-1] is self._last
+        return self._points if is_last_in else [*self._points, self._last]
 
 
 def _append_rotated(path: Path, line: str) -> None:

@@ -44,7 +44,7 @@ def test_a_sign_shown_once_is_recalled_by_a_memory_and_by_nothing_else(make_reca
     policy = {"lr": 3e-3, "gamma": 0.95, "model": model}
     trainer = make_recall(policy, num_envs=64, iterations=20)
     trainer.train()
-    _, last = trainer.run.returns["agent"]
+    _, last = trainer.run.first_and_last_returns()["agent"]
     score = trainer.make_evaluation().play().mean_reward
     assert min(last, score) > 0.9 if can_recall else max(last, score) < 0.6
 

@@ -2,6 +2,7 @@
 
 import gc
 import io
+import itertools
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from unittest import mock
 import pytest
 
 from trainers.run import run_folder
-from trainers.run.run_folder import RunFolder
+from trainers.run.run_folder import Curve, RunFolder
 from trainers.trainer import Trainer
 
 
@@ -83,16 +84,33 @@ def test_a_library_that_cannot_draw_ends_no_run(tiny, monkeypatch, capsys, is_mi
     assert line.startswith("warning: no learning curve: ") and why in line
 
 
+def test_a_curve_keeps_its_shape_within_its_bound(monkeypatch):
+    monkeypatch.setattr(run_folder, "MAX_CURVE_POINTS", 100)
+    curve = Curve()
+    curve.add({"time/total_timesteps": 1})
+    assert curve.names() == [], "a report without an episode is no point"
+    for number in range(10_000):
+        curve.add({**report(number), "train/a/entropy": 1.0})
+    points = curve.points("rollout/a/ep_rew_mean")
+    assert 50 <= len(points) <= 101
+    assert points[0] == (0, 0) and points[-1] == (9999, -9999)
+    gaps = {after[0] - before[0] for before, after in itertools.pairwise(points[:-1])}
+    assert len(gaps) == 1, "evenly"
+    assert curve.names() == ["rollout/ep_rew_mean", "rollout/a/ep_rew_mean"]
+
+
 NUM_REPORTS = int(os.environ.get("WARPDRIVE_NUM_REPORTS", "200"))
 """10,000 for the whole claim."""
 
 
 @pytest.mark.timeout(7200)
-def test_memory_does_not_grow_with_reports(tiny):
+def test_memory_does_not_grow_with_reports(tiny, monkeypatch):
     """A report each iteration. Resident memory grows by pages; what Python holds tells in few reports of any list."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("tells its memory elsewhere")
     is_short = NUM_REPORTS < 5000
+    if is_short:
+        monkeypatch.setattr(run_folder, "MAX_CURVE_POINTS", 20)  # full before it is measured
     warm_up = 100
     trainer = Trainer(tiny(trainer__total_timesteps=60 * (warm_up + NUM_REPORTS)))
     iterate, seen = trainer.iterate, []
