@@ -202,8 +202,8 @@ class Trainer:
 
         self._play = self._graphed(self._collect)
         self.timing = Timing(self.env.device, self._collect)
-        self.plays_alone = True
-        """Whether no other run plays at the same time: else nothing is timed within a rollout."""
+        self.plays_alone = not self.rollout.is_whole
+        """Whether steps can be timed within a rollout: no other run plays at the same time, and the env's are apart."""
         self._play_in_parts = self._graphed(self.timing.collect_in_parts, warm_up=0, beside=self._play)
         self.evaluation = None
         if config.evaluation.eval_freq and self.world.rank == 0:

@@ -17,7 +17,7 @@ from warpdrive.env import Env, Group, load_env
 from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
 from warpdrive.layout import ACTION, FINAL, OBSERVATION, Layout
-from warpdrive.reset import EnvironmentReset
+from warpdrive.reset import EnvironmentReset, StepFunction
 from warpdrive.sampler import seed_words
 
 MAX_AGENTS = 2**31 - 1
@@ -229,6 +229,10 @@ class EnvWrapper:
         if self._reset.has_step:
             return [self._reset.prepare_step(**overrides)]
         return [self.prepare_step(**overrides), self.prepare_reset(**overrides)]
+
+    def step_function(self) -> StepFunction | None:
+        """What `prepare_step_and_reset` launches, if it is one, for kernels that call it between what else they do."""
+        return self._reset.step_function()
 
     def set(self, name: str, values: Any) -> None:
         """Changes, in mid-run, an array or a table that the env says is `settable`.

@@ -66,6 +66,7 @@ class FunctionManager:
             a block need a power of two of at most 32 threads each.
         include_folders, options: for the compiler.
         name: what messages call a source given as text.
+        block: threads of an env and envs of a block that the source is written for, whatever words it is written in.
     Raises:
         SignatureError, CompileError: the source is wrong.
         WiringError: a constant is.
@@ -84,6 +85,7 @@ class FunctionManager:
         include_folders: Sequence[Path] = (),
         options: Sequence[str] = (),
         name: str = "<source>",
+        block: tuple[int, int] | None = None,
     ) -> None:
         if backend is None:
             from warpdrive.backends import choose_backend
@@ -100,7 +102,7 @@ class FunctionManager:
         self.constants = dict(constants or {})
         self.source = Source(path, text, "", self.signatures, tuple(include_folders), tuple(options))
         self._read_loops()
-        self.threads_per_env, self.envs_per_block = self._choose_block(threads_per_env, envs_per_block)
+        self.threads_per_env, self.envs_per_block = block or self._choose_block(threads_per_env, envs_per_block)
         grid = {
             "NUM_ENVS": num_envs,
             "NUM_AGENTS": num_agents,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import POOL, START, DataManager
 from warpdrive.errors import EnvError, WarpDriveError
-from warpdrive.function_manager import FunctionManager
+from warpdrive.function_manager import Constant, FunctionManager
 from warpdrive.layout import FINAL
 from warpdrive.signature import CTYPES, Parameter, read_signatures
 
@@ -20,6 +22,26 @@ BOOKKEEPING = """const bool* terminated, const bool* truncated, const unsigned i
 """Parameters that the kernel has whatever the env; each observation array and where it is kept come after them."""
 
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\([^)]*\)")  # kernels alone may have them
+
+
+@dataclass(frozen=True)
+class StepFunction:
+    """A step of the envs and the restart of what it ended, `step_and_restart(...)`, for kernels that do more than that.
+
+    A kernel calls it from the first ENVS_PER_BLOCK * THREADS_PER_ENV threads of a block, which is a row of them
+    (`#define BLOCK_IS_A_ROW`, see warpdrive.cuh).
+    """
+
+    text: str
+    """It, and all that it calls."""
+    parameters: tuple[Parameter, ...]
+    constants: Mapping[str, Constant]
+    threads_per_env: int
+    include_folders: tuple[Path, ...]
+
+    def call(self, arguments: Mapping[str, str]) -> str:
+        """The statement that calls it, by what each parameter is given."""
+        return f"step_and_restart({', '.join(arguments[one.name] for one in self.parameters)});"
 
 
 class EnvironmentReset:
@@ -91,6 +113,19 @@ class EnvironmentReset:
     def prepare_step(self, **overrides: Any) -> Callable[[], None]:
         """A step and the restart of what it ended, in one launch, if it `has_step`; `overrides` as in `prepare`."""
         return self._functions.prepare_with("step_and_restart", overrides)
+
+    def step_function(self) -> StepFunction | None:
+        """What `prepare_step` launches, as a function; None if there is none that any number of threads may call."""
+        functions = self._functions
+        if not self.has_step or not functions.takes_any_threads:
+            return None
+        return StepFunction(
+            _device_functions(functions),
+            functions.signature("step_and_restart").parameters,
+            functions.constants,
+            functions.threads_per_env,
+            tuple(functions.source.all_include_folders()),
+        )
 
     def force(self, **overrides: Any) -> None:
         """Restarts every env, whatever it is at."""

@@ -138,6 +138,11 @@ class Actor:
         """What it does before the envs make step t."""
         raise NotImplementedError
 
+    def prepare_rollout(self, steps: Callable[[], list[Call]]) -> list[Call] | None:
+        """What it and the envs do in all steps, where fewer launches make it than `steps` would prepare; else None.
+        Asked for only where nobody else plays, and nothing is done between steps."""
+        return None
+
     def prepare_between(self, t: int) -> list[Call]:
         """What it does after step t, before envs that ended start anew."""
         return []

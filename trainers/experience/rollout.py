@@ -46,6 +46,7 @@ class Rollout:
     active [T+1, E, A], survived [T, E, A] bool: whether an agent is in the game before step t, and after it but
     before a reset; None if the env has no array `active`.
     `groups` holds a GroupRollout per policy; `calls` all launches in order, and `is_env` which of them are the env's.
+    `is_whole`: the actor and the envs make their steps in launches that are both's.
 
     Every launch is packed when the rollout is made, so that `collect` only calls: nothing is copied to
     the host, and the host waits for nothing.
@@ -82,7 +83,9 @@ class Rollout:
         self.groups = {name: GroupRollout(actor, self, (fields or {}).get(name, ())) for name, actor in actors.items()}
         self._players = players_of(list(actors.values()))
         of_env: list[Call] = []
-        self.calls = [call for t in range(num_steps) for call in self._prepare_step(t, of_env)]
+        whole = self._players[0].prepare_rollout(lambda: self._prepare_steps([])) if self._may_be_whole() else None
+        self.is_whole = whole is not None
+        self.calls = self._prepare_steps(of_env) if whole is None else whole
         self.calls += [call for player in self._players for call in player.prepare_end()]
         ids = {id(call) for call in of_env}
         self.is_env = [id(call) in ids for call in self.calls]
@@ -156,6 +159,22 @@ class Rollout:
                 was_env = is_env
             if was_env:
                 mark()
+
+    def calls_of_env(self) -> list[Call]:
+        """The env's part of a rollout, with the actions that the last one left there."""
+        if self.is_whole:
+            steps = range(self.num_steps)
+            return [call for t in steps for call in self.env.prepare_step_and_reset(**self.slots(t))]
+        return [call for call, is_env in zip(self.calls, self.is_env, strict=True) if is_env]
+
+    def _may_be_whole(self) -> bool:
+        """Whether nothing but an actor and the envs has a part in steps."""
+        groups, is_alone = self.groups.values(), len(self._players) == 1 and world().size == 1
+        has_masks = any(group.mask is not None for group in groups)
+        return is_alone and not has_masks and self.active is None and not self.env.after_step
+
+    def _prepare_steps(self, of_env: list[Call]) -> list[Call]:
+        return [call for t in range(self.num_steps) for call in self._prepare_step(t, of_env)]
 
     def _prepare_step(self, t: int, of_env: list[Call]) -> list[Call]:
         groups = self.groups.values()

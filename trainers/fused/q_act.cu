@@ -1,8 +1,10 @@
-// One step of agents that take the action of the largest Q-value, or with probability epsilon any.
+// Steps of agents that take the action of the largest Q-value, or with probability epsilon any; and of their envs between
+// them, where a launch makes both.
 //
 // A block has ROWS of them. What limits it is a launch, and the network's way into shared memory.
 //
 // Constants, besides those of q_layers.cuh:
+//   BLOCK_ROWS                 rows of a block that are agents; of whole envs, where it steps them
 //   GROUP_SIZE                 agents of the group
 //   FIRST_AGENT                of the env's agents, the group's first
 //   SEEN_COLUMNS, FIRST_SEEN   columns of the array they observe in, and the first that is theirs
@@ -10,8 +12,12 @@
 //   GREEDY                     whether they never take any other
 //   HAS_EXPONENTS              whether each env has an epsilon of its own
 //   NEVER                      a probability that is none
-#include "q_layers.cuh"
 #include "random.cuh"
+#include "q_layers.cuh"
+
+#ifndef STEP_ENVS  // with_envs.py writes what it is, and the parameters of it
+#define STEP_ENVS(t)
+#endif
 
 constexpr int Q_PITCH = padded(NUM_ACTIONS) + 1;
 constexpr int PITCH0 = pitch_of(NUM_FEATURES), PITCH1 = pitch_of(WIDTH1), PITCH2 = pitch_of(WIDTH2);
@@ -36,30 +42,15 @@ __device__ __forceinline__ void hidden_layer(Shared& shared, const Element* rows
     __syncthreads();
 }
 
-//   weight0, bias0, weight1, bias1, weight2, bias2  the network's, layer by layer          read
-//   observation       [env, column, feature]                                               read
-//   seed, env_step    name the draws                                                       read
-//   epsilon           [1]                                                                  read
-//   exponents         [env]  what epsilon is raised to there                               read
-//   action            [env, column]                                                        written
-//   q_value           [env, agent of the group]  the largest                               written
-extern "C" __global__ void __launch_bounds__(THREADS) q_act(
-    const float* weight0, const float* bias0, const float* weight1, const float* bias1, const float* weight2,
-    const float* bias2, const float* observation, const unsigned int* seed, const long long* env_step,
+// The actions of a step; see q_act.
+__device__ __forceinline__ void act(
+    Shared& shared, const float* observation, const unsigned int* seed, const long long* env_step,
     const float* epsilon, const float* exponents, int* action, float* q_value)
 {
-    extern __shared__ char memory[];
-    Shared& shared = *(Shared*)memory;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < (int)(sizeof(Shared) / 16); i += THREADS) ((Bytes16*)memory)[i] = {};
-    __syncthreads();
-    put_layer<0>(shared.weight, shared.bias, weight0, bias0);
-    put_layer<1>(shared.weight, shared.bias, weight1, bias1);
-    if constexpr (LAYERS > 2) put_layer<2>(shared.weight, shared.bias, weight2, bias2);
     const int num_rows = NUM_ENVS * GROUP_SIZE;
-    const int first = blockIdx.x * ROWS;
+    const int first = blockIdx.x * BLOCK_ROWS;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
+    for (int i = threadIdx.x; i < BLOCK_ROWS * NUM_FEATURES; i += THREADS) {
         const int row = i / NUM_FEATURES;
         if (first + row >= num_rows) break;
         const int env = (first + row) / GROUP_SIZE;
@@ -78,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_act(
             });
         });
     __syncthreads();
-    for (int row = threadIdx.x; row < ROWS && first + row < num_rows; row += THREADS) {
+    for (int row = threadIdx.x; row < BLOCK_ROWS && first + row < num_rows; row += THREADS) {
         const float* q = shared.q + row * Q_PITCH;
         const int env = (first + row) / GROUP_SIZE;
         const int agent = (first + row) % GROUP_SIZE;
@@ -104,5 +95,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_act(
         }
         action[(long long)env * NUM_COLUMNS + FIRST_COLUMN + agent] = chosen;
         q_value[first + row] = q[best];
+    }
+}
+
+//   weight0, bias0, weight1, bias1, weight2, bias2  the network's, layer by layer          read
+//   observation       [step, env, column, feature]                                         read
+//   seed, env_step    name the draws                                                       read
+//   epsilon           [1]                                                                  read
+//   exponents         [env]  what epsilon is raised to there                               read
+//   action            [step, env, column]                                                  written
+//   q_value           [step, env, agent of the group]  the largest                         written
+extern "C" __global__ void __launch_bounds__(THREADS) q_act(
+    const float* weight0, const float* bias0, const float* weight1, const float* bias1, const float* weight2,
+    const float* bias2, const float* observation, const unsigned int* seed, const long long* env_step,
+    const float* epsilon, const float* exponents, int* action, float* q_value, int num_steps)
+{
+    extern __shared__ char memory[];
+    Shared& shared = *(Shared*)memory;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < (int)(sizeof(Shared) / 16); i += THREADS) ((Bytes16*)memory)[i] = {};
+    __syncthreads();
+    put_layer<0>(shared.weight, shared.bias, weight0, bias0);
+    put_layer<1>(shared.weight, shared.bias, weight1, bias1);
+    if constexpr (LAYERS > 2) put_layer<2>(shared.weight, shared.bias, weight2, bias2);
+#pragma unroll 1
+    for (int t = 0; t < num_steps; ++t) {
+        const long long step = (long long)t * NUM_ENVS;
+        act(shared, observation + step * SEEN_COLUMNS * NUM_FEATURES, seed, env_step, epsilon, exponents,
+            action + step * NUM_COLUMNS, q_value + step * GROUP_SIZE);
+        STEP_ENVS(t)
     }
 }

@@ -65,8 +65,7 @@ def temporary_trainer(config: Config) -> Iterator[Trainer]:
 
 def env_alone(trainer: Trainer) -> Callable[[], None]:
     """The env's part of a rollout, launch by launch, with the actions that a rollout left there."""
-    rollout = trainer.rollout
-    calls = [call for call, is_env in zip(rollout.calls, rollout.is_env, strict=True) if is_env]
+    calls = trainer.rollout.calls_of_env()
 
     def play() -> None:
         trainer.env.data["num_truncated"].zero_()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from warpdrive.backends.base import Backend, LaunchShape, Module, Source
+from warpdrive.errors import CompileError
 from warpdrive.signature import Signature
 
 
@@ -44,6 +45,25 @@ def compiling_ahead(backend: Backend) -> Iterator[None]:
         yield
     finally:
         backend.compile = compile_here
+
+
+def this_or(call: Callable[[], None], others: Callable[[], Sequence[Callable[[], None]]]) -> Callable[[], None]:
+    """A launch; or, if its kernel does not compile, what `others` prepares then, from the first call on."""
+    chosen: list[Callable[[], None]] = []
+
+    def launch() -> None:
+        if not chosen:
+            try:
+                call()
+            except CompileError:
+                chosen.extend(others())
+            else:
+                chosen.append(call)
+                return
+        for one in chosen:
+            one()
+
+    return launch
 
 
 class ModuleAhead(Module):

@@ -26,25 +26,34 @@ typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
 #endif
 
-// A block is (threads of one env, envs in the block).
-__device__ __forceinline__ int env_index()
-{
-    return blockIdx.x * ENVS_PER_BLOCK + (ENVS_PER_BLOCK == 1 ? 0 : threadIdx.y);
-}
-
-// Which of the block's envs this thread works for.
+// Which of the block's envs this thread works for. A block is (threads of one env, envs in the block); or, where a kernel
+// does more than step envs, one row of threads, of which the first are those of its envs, one env after the other.
 __device__ __forceinline__ int env_slot()
 {
-    return ENVS_PER_BLOCK == 1 ? 0 : threadIdx.y;
+    if (ENVS_PER_BLOCK == 1) return 0;
+#ifdef BLOCK_IS_A_ROW
+    return threadIdx.x / THREADS_PER_ENV;
+#else
+    return threadIdx.y;
+#endif
+}
+
+__device__ __forceinline__ int env_index()
+{
+    return blockIdx.x * ENVS_PER_BLOCK + env_slot();
 }
 
 __device__ __forceinline__ int first_agent()
 {
     if (THREADS_PER_ENV == 1) return 0;  // a constant lets the compiler unroll
+#ifdef BLOCK_IS_A_ROW
+    return threadIdx.x % THREADS_PER_ENV;
+#else
 #ifdef __CUDA_ARCH__
     __builtin_assume(threadIdx.x < THREADS_PER_ENV);  // a loop over fewer agents than threads is no loop
 #endif
     return threadIdx.x;
+#endif
 }
 
 __device__ __forceinline__ int agent_stride()
@@ -78,7 +87,7 @@ __device__ __forceinline__ void env_sync(PLACE_PARAMETER)
             return;
         }
 #endif
-        const unsigned lane = (threadIdx.y * THREADS_PER_ENV) & 31u;
+        const unsigned lane = (env_slot() * THREADS_PER_ENV) & 31u;
         const unsigned lanes = THREADS_PER_ENV >= 32 ? 0xffffffffu : (1u << (THREADS_PER_ENV & 31)) - 1u;
         __syncwarp(lanes << lane PLACE_NEXT);
     }

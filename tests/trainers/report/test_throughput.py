@@ -1,9 +1,11 @@
 """What the measurements of a Trainer say about it."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 
+from trainers.experience.rollout import Rollout
 from trainers.report.throughput import column_of, describe, env_alone
 
 
@@ -29,7 +31,8 @@ def test_rates_are_those_of_the_median():
 def test_the_env_alone_is_the_launches_that_a_rollout_makes_of_it():
     made = []
     calls = [lambda name=name: made.append(name) for name in ("policy", "step and reset", "policy", "step", "reset")]
-    rollout = SimpleNamespace(calls=calls, is_env=[False, True, False, True, True])
+    rollout = SimpleNamespace(calls=calls, is_env=[False, True, False, True, True], is_whole=False)
+    rollout.calls_of_env = partial(Rollout.calls_of_env, rollout)
     env = SimpleNamespace(data={"num_truncated": torch.ones(6)})
     env_alone(SimpleNamespace(rollout=rollout, env=env))()
     assert made == ["step and reset", "step", "reset"]

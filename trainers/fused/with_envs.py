@@ -1,0 +1,63 @@
+"""A rollout in one launch: a kernel that acts, and between its steps the envs' own step and restart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.fused.packed import KERNELS
+from warpdrive.function_manager import Constant, FunctionManager, write_constants
+from warpdrive.reset import StepFunction
+
+if TYPE_CHECKING:
+    from trainers.experience.rollout import Rollout
+
+LAST = "int num_steps)"
+"""The end of a kernel's parameters, as its file has it: those of the envs follow."""
+SHARED_BYTES = 48 << 10
+"""Static shared memory that an env's step and restart may have, which a kernel leaves to them."""
+
+
+def envs_of_block(step: StepFunction, num_agents: int, rows: int, threads: int) -> int:
+    """How many envs a block can have whose kernel acts for so many rows by so many threads; 0: none."""
+    num_envs = rows // num_agents
+    has_barriers = step.threads_per_env > 1
+    if has_barriers and num_envs == 1:  # they would be the block's, of which only some threads step envs
+        return 0
+    return num_envs if num_envs * step.threads_per_env <= threads else 0
+
+
+def compile_with_envs(
+    file: Path, kernel: str, constants: Mapping[str, Constant], step: StepFunction, rollout: Rollout, num_envs: int
+) -> tuple[FunctionManager, dict[str, torch.Tensor]]:
+    """A kernel of a file with STEP_ENVS(t) after each step t of `num_steps`, which is its last parameter; and what its
+    launch is given of the envs.
+
+    Args:
+        constants: of the file. It and they are in a namespace of their own: an env's names may be the same.
+        num_envs: of a block, whose first threads step them.
+    """
+    env, slots = rollout.env, rollout.slots(0)
+    arrays = {f"of_{one.name}": slots.get(one.name, env.data[one.name]) for one in step.parameters}
+    now = {name: f"of_{name} + (t) * {slot.numel()}ll" for name, slot in slots.items()}
+    call = step.call({one.name: now.get(one.name, f"of_{one.name}") for one in step.parameters})
+    parameters = ", ".join(str(replace(one, name=f"of_{one.name}")) for one in step.parameters)
+    text = f"""#define BLOCK_IS_A_ROW
+{step.text}
+#define STEP_ENVS(t) __syncthreads(); if (threadIdx.x < ENVS_PER_BLOCK * THREADS_PER_ENV) {call} __syncthreads();
+namespace acting {{
+{write_constants(constants)}
+{file.read_text().replace(LAST, f"{LAST[:-1]}, {parameters})")}
+}}
+using acting::{kernel};
+"""
+    functions = FunctionManager(
+        None, text, step.constants, env.num_envs, env.num_agents, env.backend,
+        include_folders=[KERNELS, *step.include_folders], name=f"<{kernel} with envs>",
+        block=(step.threads_per_env, num_envs),
+    )  # fmt: skip
+    return functions, arrays
