@@ -2,7 +2,8 @@
 // target network. The blocks of a team share a batch; each holds both networks in its shared memory, and steps its share
 // of the parameters, whose memory stays in its registers.
 //
-// A team meets three times an update: when gradients are there, when their length is, and when the new weights are.
+// A team meets three times an update: when gradients are there, when their length is, and when the new weights are. Where
+// nothing is done with the length but to see that it is finite, that is seen with the new weights, and taken back.
 // What limits it is the way from one product to the next, and to global memory and back at each meeting.
 //
 // Constants, besides those of q_layers.cuh, team.cuh and gather.cuh:
@@ -12,6 +13,7 @@
 //   HUBER_DELTA   0: squared errors
 //   TARGET_FREQ   updates from one step of the target network to the next
 //   TAU           how far it steps
+//   CLIPS         whether gradients are shortened to max_norm
 //   SLICES        threads that add up the parts of one parameter's gradient
 #include "q_batch.cuh"
 #include "team.cuh"
@@ -19,6 +21,7 @@
 constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
 constexpr int SHARES = THREADS / SLICES;        // quads of a block at once
 constexpr int SLOTS = (QUADS + TEAM * SHARES - 1) / (TEAM * SHARES);
+constexpr bool STEPS_FIRST = TEAM > 1 && SLOTS <= 2 && !CLIPS && !PRIORITIZED;  // and learns the length after
 
 static_assert(SLICES <= 32 && THREADS % SLICES == 0, "slices are lanes of a warp");
 
@@ -27,6 +30,16 @@ struct Share {
     Quad parameter, mean, mean_square, target;
     int element, step;  // where products read them
     bool is_bias;
+
+    // The target network's step.
+    __device__ __forceinline__ void follow()
+    {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float way = parameter.of[i] - target.of[i];
+            target.of[i] = TAU < 0.5f ? target.of[i] + TAU * way : parameter.of[i] - way * (1.0f - TAU);
+        }
+    }
 };
 
 __device__ __forceinline__ void put(const Share& share, const Quad& value, Element* weights, float* biases)
@@ -62,7 +75,7 @@ __device__ __forceinline__ void put(const Share& share, const Quad& value, Eleme
 //   elements, biases [2, WEIGHTS], [2, BIASES]  the networks as products read them; 0 between rows   read, written
 //   arrivals         [1]  of the team                                                 read, written
 //   stratum          of a batch's points: see point_of
-//   max_norm         to which gradients are shortened; 0: to none
+//   max_norm         to which gradients are shortened, if it CLIPS
 extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
     long long* schedule, const DoneCode* done, const float* observation, const float* side, const float* reward,
     const ActionCode* action, const long long* head, const unsigned int* seed, unsigned long long* draws, int* leaves,
@@ -241,26 +254,41 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             const float of_block = over_warp(lane < WARPS ? shared.squares[lane] : 0.0f);
             if (lane == 0) sums[rank * 4 + 3] = of_block;
         }
-        team.together();
-        float all_squares = 0.0f;
-        for (int block = lane; block < TEAM; block += 32) all_squares += __ldcg(sums + block * 4 + 3);
-        const float length = sqrtf(over_warp(all_squares));
-
-        const bool is_bad = !isfinite(length);
-        if (is_bad && !is_halted && rank == 0 && tid == 0) {
-            if (__ldcg(first_name) == NOTHING_FOUND) first_name[0] = 0;  // too long, though no part is
-            halted[0] = run_halted[0] = 1.0f;
-        }
-        is_halted |= is_bad;
+        float length = 0.0f;
+        const auto meet_for_length = [&] {  // whether it is none, which all blocks find
+            team.together();
+            float all_squares = 0.0f;
+            for (int block = lane; block < TEAM; block += 32) all_squares += __ldcg(sums + block * 4 + 3);
+            length = sqrtf(over_warp(all_squares));
+            const bool is_bad = !is_halted && !isfinite(length);
+            if (is_bad && rank == 0 && tid == 0) {
+                if (__ldcg(first_name) == NOTHING_FOUND) first_name[0] = 0;  // too long, though no part is
+                halted[0] = run_halted[0] = 1.0f;
+            }
+            is_halted |= is_bad;
+            return is_bad;
+        };
+        if (!STEPS_FIRST) meet_for_length();
         if (!is_halted) num_steps += 1.0f;
         const bool follows = (num_made + k + 1) % TARGET_FREQ == 0;
-        const float shortened = max_norm > 0.0f ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
+        const float shortened = CLIPS ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
         const float correction1 = -expm1f(num_steps * -0.105360516f);  // 1 - 0.9^steps, see adam_step
         const float correction2 = 1.0f / sqrtf(-expm1f(num_steps * -0.0010005003f));
         const float step_size = rate / correction1;
+        Share before[STEPS_FIRST ? SLOTS : 1];
+        const auto put_all = [&](bool with_target) {
+#pragma unroll
+            for (int slot = 0; slot < SLOTS; ++slot) {
+                if (quad_of(slot) >= QUADS || tid % SLICES != 0) continue;
+                const Share& mine = share[slot];
+                put(mine, mine.parameter, next_weights, next_biases);
+                if (with_target) put(mine, mine.target, next_weights + WEIGHTS, next_biases + BIASES);
+            }
+        };
 #pragma unroll
         for (int slot = 0; slot < SLOTS; ++slot) {
             Share& mine = share[slot];
+            if (STEPS_FIRST) before[slot] = mine;
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float slope = gradient[slot].of[i] * shortened;
@@ -270,16 +298,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
                     mine.parameter.of[i] -=
                         step_size * step_of(mine.mean.of[i], mine.mean_square.of[i], correction2);
                 }
-                if (follows) {
-                    const float way = mine.parameter.of[i] - mine.target.of[i];
-                    mine.target.of[i] = TAU < 0.5f ? mine.target.of[i] + TAU * way
-                                                   : mine.parameter.of[i] - way * (1.0f - TAU);
-                }
             }
-            if (quad_of(slot) >= QUADS || tid % SLICES != 0) continue;
-            put(mine, mine.parameter, next_weights, next_biases);
-            if (follows) put(mine, mine.target, next_weights + WEIGHTS, next_biases + BIASES);
+            if (follows) mine.follow();
         }
+        put_all(follows);
         if (PRIORITIZED && !is_halted) {
             const unsigned seen = (unsigned)__ldcg(maximum);
             changes.begin();
@@ -293,6 +315,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             }
             changes.end(tree);
         }
+        bool is_back = false;
+        if (STEPS_FIRST && meet_for_length()) {
+#pragma unroll
+            for (int slot = 0; slot < SLOTS; ++slot) {
+                share[slot] = before[slot];
+                if (follows) share[slot].follow();
+            }
+            num_steps -= 1.0f;
+            put_all(true);
+            is_back = true;
+        }
         if (is_last) {
             if (rank > 0 || tid > 0) break;
             for (int figure = 0; figure < NUM_FIGURES; ++figure) {  // once a launch
@@ -303,8 +336,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             figures[3] = length;
             break;
         }
-        team.together();
-        copy_networks(follows ? 2 : 1);
+        if (!STEPS_FIRST || is_back) team.together();
+        copy_networks(follows || is_back ? 2 : 1);
     }
 
 #pragma unroll

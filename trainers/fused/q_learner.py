@@ -249,6 +249,7 @@ class FusedQLearner:
             "HUBER_DELTA": float(config.huber_delta or 0.0),
             "TARGET_FREQ": config.target_update_freq,
             "TAU": float(config.tau),
+            "CLIPS": config.clip_grad_norm,
         }
         text = (KERNELS / "q_learn.cu").read_text()
         for word in ("done", "action"):  # in the signature, which is read here, and in what it includes
@@ -297,5 +298,5 @@ class FusedQLearner:
             biases=numbers(2 * shape.num_biases),
             arrivals=numbers(1, dtype=torch.uint64),
             stratum=min((1 << 64) // shape.batch, (1 << 64) - 1),
-            max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
+            max_norm=float(config.max_grad_norm),
         )
