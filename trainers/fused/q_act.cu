@@ -27,6 +27,7 @@ struct alignas(16) Shared {
     Element features[ROWS * PITCH0], hidden1[ROWS * PITCH1], hidden2[ROWS * PITCH2];
     float bias[BIASES];
     float q[ROWS * Q_PITCH];
+    float epsilon[ROWS], drawn[ROWS];  // of 0 to 1
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the block has less shared memory");
 
@@ -59,6 +60,13 @@ __device__ __forceinline__ void act(
     }
     __syncthreads();
     hidden_layer<0>(shared, shared.features, shared.hidden1);
+    const int next_row = threadIdx.x - (THREADS - ROWS);  // while a layer has no work for the last warps
+    if (!GREEDY && next_row >= 0 && next_row < BLOCK_ROWS && first + next_row < num_rows) {
+        const int env = (first + next_row) / GROUP_SIZE;
+        const int agent = (first + next_row) % GROUP_SIZE;
+        shared.epsilon[next_row] = HAS_EXPONENTS ? powf(epsilon[0], exponents[env]) : epsilon[0];
+        shared.drawn[next_row] = Random(seed, env, FIRST_AGENT + agent, env_step[env], STREAM_ACTION).uniform();
+    }
     if constexpr (LAYERS > 2) hidden_layer<1>(shared, shared.hidden1, shared.hidden2);
     for_each_tile<LAYERS - 1>(
         LAYERS > 2 ? shared.hidden2 : shared.hidden1, shared.weight, shared.bias,
@@ -80,12 +88,10 @@ __device__ __forceinline__ void act(
         int chosen = best;
         if (!GREEDY) {
             // As sampler.cu draws by these logarithms: with weights, of which the largest is 1.
-            const float any = HAS_EXPONENTS ? powf(epsilon[0], exponents[env]) : epsilon[0];
-            const float shared_by_all = any / NUM_ACTIONS;
-            const float of_best = shared_by_all + (1.0f - any);
+            const float shared_by_all = shared.epsilon[row] / NUM_ACTIONS;
+            const float of_best = shared_by_all + (1.0f - shared.epsilon[row]);
             const float of_other = fmaxf(shared_by_all, NEVER) / of_best;
-            Random random(seed, env, FIRST_AGENT + agent, env_step[env], STREAM_ACTION);
-            const float target = random.uniform() * (1.0f + (NUM_ACTIONS - 1) * of_other);
+            const float target = shared.drawn[row] * (1.0f + (NUM_ACTIONS - 1) * of_other);
             float passed = 0.0f;
             for (int i = 0; i < NUM_ACTIONS; ++i) {
                 chosen = i;

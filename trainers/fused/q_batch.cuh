@@ -15,6 +15,19 @@ constexpr int NUM_FIGURES = 3;  // that are sums over a batch
 static_assert(LANES * ROWS == THREADS, "each row is gathered by as many threads");
 static_assert(TEAM * ROWS >= BATCH && (TEAM - 1) * ROWS < BATCH, "a block without rows, or rows without a block");
 
+// What is known of a row of the next update, before it takes the place of this one.
+struct Next {
+    u64 point;  // that draws it
+    Item item;  // and what follows, where it draws evenly
+    Fate fate;
+};
+
+// Of an update's step.
+struct Rates {
+    bool follows;  // the target network does
+    float step_size, correction;
+};
+
 struct alignas(16) Shared {
     Element weight[2][WEIGHTS];              // of the network, and of the target network
     Element features[2 * ROWS * PITCH0];     // of the rows, then of what came after them
@@ -28,6 +41,8 @@ struct alignas(16) Shared {
     float q_of_target[ROWS * Q_PITCH];
     float reward[ROWS], discount[ROWS], item_weight[ROWS], of_batch[NUM_FIGURES][ROWS];
     int action[ROWS];
+    Next next[ROWS];
+    Rates rates;
     float squares[WARPS];
     int low[TOP_NODES], high[TOP_NODES];
     int lowest;
@@ -43,24 +58,53 @@ struct Steps {
 
 // ---- what is drawn
 
-__device__ __forceinline__ void gather(Shared& shared, const Item& item, const Steps& steps, bool is_there)
-{
-    const int row = threadIdx.x / LANES;
-    const int lane = threadIdx.x % LANES;
-    const Fate fate = fate_of(steps.done, item.slot, item.env());
-    gather_returns<true, false>(item, fate, row, lane, steps.reward, nullptr, shared.reward, shared.discount);
-    if (lane == 0) {
-        shared.action[row] = (int)steps.action[row_of<true>(item, item.slot)];
-        shared.item_weight[row] = is_there ? item.weight : 0.0f;
+// What a thread gathers of its row: loaded at once, and stored where the row before it is not needed any more.
+struct Coming {
+    typedef Row<float, NUM_FEATURES> Features;
+    const Item item;
+    const Fate fate;
+    const int action;
+    Returns<true, false> returns;
+    const Features now, next;
+
+    __device__ __forceinline__ Coming(const Steps& steps, const Item& item_, const Fate& fate_)
+        : item(item_),
+          fate(fate_),
+          action((int)steps.action[row_of<true>(item, item.slot)]),
+          returns(item, threadIdx.x % LANES, steps.reward, nullptr),
+          now(steps.observation + row_of<true>(item, item.slot) * NUM_FEATURES, threadIdx.x % LANES),
+          next(fate.code > 1 ? steps.side + row_of<true>(item, fate.code - 2) * NUM_FEATURES
+                             : steps.observation + row_of<true>(item, slot_after(item.slot, fate.num_steps)) * NUM_FEATURES,
+               threadIdx.x % LANES)
+    {
     }
-    const float* now = steps.observation + row_of<true>(item, item.slot) * NUM_FEATURES;
-    const float* next = steps.observation + row_of<true>(item, slot_after(item.slot, fate.num_steps)) * NUM_FEATURES;
-    if (fate.code > 1) next = steps.side + row_of<true>(item, fate.code - 2) * NUM_FEATURES;
-    for (int column = lane; column < NUM_FEATURES; column += LANES) {
-        narrow(shared.features[row * PITCH0 + column], now[column]);
-        narrow(shared.features[(ROWS + row) * PITCH0 + column], next[column]);
+
+    __device__ __forceinline__ void store(Shared& shared, bool is_there)
+    {
+        const int row = threadIdx.x / LANES;
+        returns.store(item, fate, row, threadIdx.x % LANES, shared.reward, shared.discount);
+        if (threadIdx.x % LANES == 0) {
+            shared.action[row] = action;
+            shared.item_weight[row] = is_there ? item.weight : 0.0f;
+        }
+        put(now, shared.features + row * PITCH0);
+        put(next, shared.features + (ROWS + row) * PITCH0);
     }
-}
+
+private:
+    __device__ __forceinline__ static void put(const Features& features, Element* to)
+    {
+#pragma unroll
+        for (int k = 0; k < (Features::IS_SHORT ? Features::MINE : 0); ++k) {
+            const int column = threadIdx.x % LANES + k * LANES;
+            if (column < NUM_FEATURES) narrow(to[column], features.words[k]);
+        }
+        if (Features::IS_SHORT) return;
+        for (int column = threadIdx.x % LANES; column < NUM_FEATURES; column += LANES) {
+            narrow(to[column], features.from[column]);
+        }
+    }
+};
 
 // ---- forwards
 
@@ -81,6 +125,7 @@ __device__ __forceinline__ void by_both_networks(
                              column);
         take(by_target, row, column, sum);
     }
+    if (LAYER == 0) wait_for_copies();  // of the other layers
     __syncthreads();
 }
 

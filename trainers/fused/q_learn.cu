@@ -137,39 +137,52 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         put(mine, mine.parameter, next_weights, next_biases);
         put(mine, mine.target, next_weights + WEIGHTS, next_biases + BIASES);
     }
-    const auto copy_networks = [&](int count) {  // as all blocks have put them
+    const auto start_networks = [&](int count) {  // as all blocks have put them: the first layers, then the others
         if (TEAM == 1) return;
-        for (int i = tid; i < (int)(count * WEIGHTS * sizeof(Element) / 16); i += THREADS) {
-            start_copy((Bytes16*)shared.weight + i, (const Bytes16*)elements + i);
-        }
+        constexpr int FIRST = weights_at(1) * sizeof(Element) / 16, ALL = WEIGHTS * sizeof(Element) / 16;
         for (int i = tid; i < count * BIASES / 4; i += THREADS) {
             start_copy((Bytes16*)shared.bias + i, (const Bytes16*)biases + i);
         }
-        wait_for_copies();
+        for (int part = 0; part < 2; ++part) {
+            for (int network = 0; network < count; ++network) {
+                for (int i = (part ? FIRST : 0) + tid; i < (part ? ALL : FIRST); i += THREADS) {
+                    start_copy((Bytes16*)shared.weight[network] + i, (const Bytes16*)elements + network * ALL + i);
+                }
+            }
+            close_copies();
+        }
     };
     team.together();
-    copy_networks(2);
+    start_networks(2);
 
     const int row = tid / LANES;
     const bool is_there = rank * ROWS + row < BATCH;
     const int number = is_there ? rank * ROWS + row : BATCH - 1;  // of the row's item in the batch
     const Drawable drawable = drawable_of(head[0]);
-    const auto gather_uniform = [&](int k) {
-        const u64 point = point_of(seed, number, first_draw + k, stratum);
-        gather(shared, draw_uniform(drawable, point), steps, is_there);
+    // A thread a row draws for all that gather it, while a layer has no work for the last warps.
+    const int next_row = tid - (THREADS - ROWS);
+    const auto draw_next = [&](int k) {
+        if (next_row < 0) return;
+        Next& next = shared.next[next_row];
+        next.point = point_of(seed, min(rank * ROWS + next_row, BATCH - 1), first_draw + k, stratum);
+        if (!PRIORITIZED) next.item = draw_uniform(drawable, next.point);
     };
-    const auto gather_by_priority = [&](int k) {
+    const auto look_at_next = [&] {
+        if (PRIORITIZED || next_row < 0) return;
+        Next& next = shared.next[next_row];
+        next.fate = fate_of(steps.done, next.item.slot, next.item.env());
+    };
+    const auto gather_by_priority = [&] {
         if (tid == 0) shared.lowest = (int)LARGEST_LEAF;
         __syncthreads();
         const Weighing weighing = {tree.total(), (u64)((range[1] - range[0]) * NUM_ROWS), beta[0]};
-        const u64 point = point_of(seed, number, first_draw + k, stratum);
-        const Drawn drawn = draw_by_priority<LANES>(tree, weighing, point, &shared.lowest);
+        const Drawn drawn = draw_by_priority<LANES>(tree, weighing, shared.next[row].point, &shared.lowest);
         if (is_there && tid % LANES == 0) index[number] = drawn.leaf;
         __syncthreads();
         if (tid == 0) lowest[rank] = shared.lowest;
         const float alone = weighing.weight(drawn.units);
         const Item item = {drawn.leaf / NUM_ROWS * PERIOD, drawn.leaf % NUM_ROWS, alone};
-        gather(shared, item, steps, is_there);
+        Coming(steps, item, fate_of(steps.done, item.slot, item.env())).store(shared, is_there);
         team.together();
         int least = (int)LARGEST_LEAF;
         for (int block = 0; block < TEAM; ++block) least = min(least, __ldcg(lowest + block));
@@ -177,19 +190,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             shared.item_weight[row] = __fdiv_rn(alone, weighing.weight((unsigned)least));
         }
     };
-    if (!PRIORITIZED) gather_uniform(0);
+    draw_next(0);
+    look_at_next();
+    __syncthreads();
+    if (!PRIORITIZED) Coming(steps, shared.next[row].item, shared.next[row].fate).store(shared, is_there);
+    wait_for_groups<1>();
 
     for (int k = 0; k < num_due; ++k) {
         const bool is_last = k + 1 == num_due;
-        if (PRIORITIZED) gather_by_priority(k);
+        if (PRIORITIZED) gather_by_priority();
         __syncthreads();
         hidden_layer<0>(shared, shared.features, shared.features + ROWS * PITCH0, shared.hidden1, shared.delta1);
+        if (!is_last) draw_next(k + 1);
         if constexpr (LAYERS > 2) {
             hidden_layer<1>(shared, shared.hidden1, shared.delta1, shared.hidden2, shared.delta2);
+            if (!is_last) look_at_next();
             last_layer(shared, shared.hidden2, shared.delta2);
         } else {
+            if (!is_last) look_at_next();
             last_layer(shared, shared.hidden1, shared.delta1);
         }
+        if (tid == THREADS - 1) {
+            shared.rates.follows = (num_made + k + 1) % TARGET_FREQ == 0;
+            const float made = num_steps + 1.0f;
+            shared.rates.step_size = rate / -expm1f(made * -0.105360516f);  // 1 - 0.9^steps, see adam_step
+            shared.rates.correction = 1.0f / sqrtf(-expm1f(made * -0.0010005003f));
+        }
+        const Next next = PRIORITIZED ? Next{} : shared.next[row];
+        Coming coming(steps, next.item, next.fate);
         judge(shared);
 
         Quad* part = (Quad*)parts + (long long)rank * QUADS;
@@ -209,10 +237,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             for (int r = 0; r < ROWS; ++r) sum += shared.of_batch[tid][r];
             sums[rank * 4 + tid] = sum;
         }
-        team.arrive();
+        __syncthreads();
         const float size = shared.of_batch[2][row];  // of this row's error
-        if (!PRIORITIZED && !is_last) gather_uniform(k + 1);
-        team.wait();
+        if (!PRIORITIZED && !is_last) coming.store(shared, is_there);
+        const Rates rates = shared.rates;
+        team.together();
 
         // The whole gradient of this thread's share, and its length.
         Quad gradient[SLOTS];
@@ -249,14 +278,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         }
         squares = over_warp(squares);
         if (lane == 0) shared.squares[tid / 32] = squares;
-        __syncthreads();
-        if (tid < 32) {
+        const auto tell_squares = [&] {
+            __syncthreads();
+            if (tid >= 32) return;
             const float of_block = over_warp(lane < WARPS ? shared.squares[lane] : 0.0f);
             if (lane == 0) sums[rank * 4 + 3] = of_block;
-        }
+        };
         float length = 0.0f;
-        const auto meet_for_length = [&] {  // whether it is none, which all blocks find
-            team.together();
+        const auto has_no_length = [&] {  // which all blocks find, and halt
             float all_squares = 0.0f;
             for (int block = lane; block < TEAM; block += 32) all_squares += __ldcg(sums + block * 4 + 3);
             length = sqrtf(over_warp(all_squares));
@@ -268,13 +297,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             is_halted |= is_bad;
             return is_bad;
         };
-        if (!STEPS_FIRST) meet_for_length();
-        if (!is_halted) num_steps += 1.0f;
-        const bool follows = (num_made + k + 1) % TARGET_FREQ == 0;
+        if (!STEPS_FIRST) {
+            tell_squares();
+            team.together();
+            has_no_length();
+        }
         const float shortened = CLIPS ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
-        const float correction1 = -expm1f(num_steps * -0.105360516f);  // 1 - 0.9^steps, see adam_step
-        const float correction2 = 1.0f / sqrtf(-expm1f(num_steps * -0.0010005003f));
-        const float step_size = rate / correction1;
         Share before[STEPS_FIRST ? SLOTS : 1];
         const auto put_all = [&](bool with_target) {
 #pragma unroll
@@ -296,12 +324,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
                     mine.mean.of[i] += 0.1f * (slope - mine.mean.of[i]);
                     mine.mean_square.of[i] = 0.999f * mine.mean_square.of[i] + 0.001f * slope * slope;
                     mine.parameter.of[i] -=
-                        step_size * step_of(mine.mean.of[i], mine.mean_square.of[i], correction2);
+                        rates.step_size * step_of(mine.mean.of[i], mine.mean_square.of[i], rates.correction);
                 }
             }
-            if (follows) mine.follow();
+            if (rates.follows) mine.follow();
         }
-        put_all(follows);
+        put_all(rates.follows);
         if (PRIORITIZED && !is_halted) {
             const unsigned seen = (unsigned)__ldcg(maximum);
             changes.begin();
@@ -315,17 +343,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             }
             changes.end(tree);
         }
-        bool is_back = false;
-        if (STEPS_FIRST && meet_for_length()) {
+        if (STEPS_FIRST) tell_squares();
+        if (STEPS_FIRST || !is_last) team.together();
+        if (!is_last) start_networks(rates.follows ? 2 : 1);
+        if (STEPS_FIRST && has_no_length()) {  // all is as it was
 #pragma unroll
             for (int slot = 0; slot < SLOTS; ++slot) {
                 share[slot] = before[slot];
-                if (follows) share[slot].follow();
+                if (rates.follows) share[slot].follow();
             }
-            num_steps -= 1.0f;
-            put_all(true);
-            is_back = true;
+            if (!is_last) {
+                wait_for_copies();
+                put_all(true);
+                team.together();
+                start_networks(2);
+            }
         }
+        if (!is_halted) num_steps += 1.0f;
         if (is_last) {
             if (rank > 0 || tid > 0) break;
             for (int figure = 0; figure < NUM_FIGURES; ++figure) {  // once a launch
@@ -336,8 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             figures[3] = length;
             break;
         }
-        if (!STEPS_FIRST || is_back) team.together();
-        copy_networks(follows || is_back ? 2 : 1);
+        wait_for_groups<1>();
     }
 
 #pragma unroll

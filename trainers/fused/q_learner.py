@@ -96,7 +96,7 @@ class QShape:
         if len(hidden) == 1:
             hidden.append(PADDING)
         elements = 2 * self.num_elements + self.rows * (2 * features + 3 * sum(hidden) + actions)
-        floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 7) + 2 * 256 + self.threads // 32 + 1
+        floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 15) + 2 * 256 + self.threads // 32 + 4
         return -(-(self.element_bytes * elements + 4 * floats) // 16) * 16 + 64
 
     @property
