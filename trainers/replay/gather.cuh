@@ -194,6 +194,15 @@ struct Observation {
     {
     }
 
+    // Of an episode that ends by then: what it saw last. Ahead of `store`.
+    __device__ __forceinline__ void follow(const Item& item, const Fate& fate, int lane)
+    {
+        if constexpr (STACK == 1) {
+            const Word* from = row_after(item, fate, fate.num_steps);
+            if (from != following.from) following = Row<Word, RUNS * WORDS>(from, lane);
+        }
+    }
+
     __device__ __forceinline__ void store(const Item& item, const Fate& fate, long long i, int lane, unsigned char* out,
                                           unsigned char* out_next) const
     {
@@ -201,11 +210,8 @@ struct Observation {
         Word* next = (Word*)out_next + i * RUNS * STACK * WORDS;
         const int ahead = fate.num_steps;
         if constexpr (STACK == 1) {
-            const Word* from = row_after(item, fate, ahead);
-            Row<Word, RUNS * WORDS> last = following;
-            if (from != last.from) last = Row<Word, RUNS * WORDS>(from, lane);
             newest.store(now, lane);
-            last.store(next, lane);
+            following.store(next, lane);
             return;
         }
         const Word zero = {};

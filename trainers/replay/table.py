@@ -288,14 +288,17 @@ class Table:
         leaves = "if (unit >= units) continue;"
         if not self.selector.meets:
             text.line(leaves)
-        stores = []
+        follows, stores = [], []
         if gathers and not is_apart:
-            stores = window.write_loads(text, store.layout, {**store.tensors, **store.small}, tensors)
+            follows, stores = window.write_loads(text, store.layout, {**store.tensors, **store.small}, tensors)
         weight = self.selector.weight()
         if self.selector.meets:  # while what was loaded is on its way
             text.line("const bool is_last = first + step >= units;")
             text.line("if (is_last) meeting.tell();")
             text.line(f"const float alone = {weight};")
+        for line in follows:
+            text.line(line)
+        if self.selector.meets:
             text.line("if (is_last) meeting.hear(weighing);")
             weight = "meeting.share(alone)"
             text.line(leaves)
@@ -334,8 +337,9 @@ class Table:
         text.line("const int lane = (int)(unit % LANES), i = (int)(unit / LANES);")
         text.line(f"const Item item = item_of({index}[i]);")
         arrays = {**store.tensors, **store.small}
-        for line in window.write_loads(text, store.layout, arrays, tensors, num_bytes > 0):
-            text.line(line)
+        for lines in window.write_loads(text, store.layout, arrays, tensors, num_bytes > 0):
+            for line in lines:
+                text.line(line)
         text.line("}")
         shape = LaunchShape(number, (32, 1), num_bytes) if num_bytes else self._shape(number * lanes)
         return text.prepare(store.backend, shape, self.constants(lanes), store.layout.num_envs)

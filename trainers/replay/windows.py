@@ -161,8 +161,9 @@ class Transitions:
         self, text: KernelText, layout: Layout, store: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]
     ) -> None:
         """What a kernel does for `item`, number `i` of a batch, as thread `lane` of it."""
-        for line in self.write_loads(text, layout, store, batch):
-            text.line(line)
+        for lines in self.write_loads(text, layout, store, batch):
+            for line in lines:
+                text.line(line)
 
     def write_loads(
         self,
@@ -171,11 +172,12 @@ class Transitions:
         store: dict[str, torch.Tensor],
         batch: dict[str, torch.Tensor],
         by_bulk: bool = False,
-    ) -> list[str]:
-        """The first half of it; returns the lines that store what was loaded."""
+    ) -> tuple[list[str], list[str]]:
+        """The first third of it; returns the lines that look at what was loaded and load the rest, and those that store
+        all of it."""
         done = f"{text.read('done', store['done'])}, item.slot, item.env()"
         text.line(f"const Codes<{CTYPES[store['done'].dtype]}> codes({done});")
-        stores, num_bulks = ["const Fate fate = codes.fate();"], 0
+        follows, stores, num_bulks = ["const Fate fate = codes.fate();"], [], 0
         for field, _, kind in self._outputs(layout):
             name, by_agent = field.name, str(field.axis == "agent").lower()
             count = math.prod(field.shape)
@@ -191,7 +193,8 @@ class Transitions:
                     )
                     num_bulks += 1
                 else:
-                    text.line(f"const Observation<{word}, {words}, {by_agent}> of_{name}(item, lane, {rings});")
+                    text.line(f"Observation<{word}, {words}, {by_agent}> of_{name}(item, lane, {rings});")
+                    follows.append(f"of_{name}.follow(item, fate, lane);")
                     stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
             elif kind == MASK:
                 stores.append(
@@ -213,7 +216,7 @@ class Transitions:
                 out = text.write(f"out_{name}", batch[name], not is_number)
                 text.line(f"const FieldRow<{word}, {words}, {by_agent}> of_{name}(item, lane, {ring});")
                 stores.append(f"of_{name}.store_as({out if is_number else f'({word}*){out}'}, i, lane);")
-        return stores
+        return follows, stores
 
     def _outputs(self, layout: Layout) -> Iterator[tuple[Field, tuple[int, ...], str]]:
         """Fields, axes of agents, and what they mean; `survived` goes into the discount."""
