@@ -7,10 +7,15 @@ python benchmarks/off_policy.py --device cuda --rows Q1 Q2 trainer.precision=tf3
              each env
     Q1_of_16 the same, by iterations of 16 steps of each env and 16 updates, which are one launch
     Q3       as Q1_of_16, 16 seeds of it side by side in one process
+    Q3_of_132  132 seeds, by iterations of 256 steps and updates, 2 multiprocessors a seed
     Q2       DQN of CartPole, 4,096 envs, batches of 4,096, a buffer of 2^20: an update every step of the envs
     Q2_of_8  the same, by iterations of 8 steps and 8 updates
     Q8_256   SAC of Pendulum, 1,024 envs, 256x256, batches of 256: an update every step of the envs
     Q8_4096  the same with batches of 4,096, and 8 updates every step
+    Q7       DQN of MinAtar's Breakout, 10 envs, batches of 100, MinAtar's convolutions: an update every env step
+    Q10_32   R2D2 of memory_len, 64 envs, sequences of 40 steps of burn-in and 80, 5 rewards added up, batches of 32: an
+             update every step of the envs
+    Q10_128  the same with batches of 128
 """
 
 from __future__ import annotations
@@ -51,16 +56,29 @@ def _row(env: str, num_envs: int, num_steps: int, updates_a_step: float, policy:
     return {"name": env, "trainer": sizes, "policy": {"agent": {**policy, **starts}}}
 
 
+CONV = {
+    "algorithm": "DQN", "batch_size": 100, "buffer_size": 100_000,
+    "model": {"type": "cnn", "conv": "minatar", "activation": "relu"},
+}  # fmt: skip
+R2D2 = {
+    "algorithm": "R2D2", "burn_in": 40, "length": 80, "period": 40, "n_step": 5, "buffer_size": 64 * 4096,
+    "model": {"fc_dims": [128], "memory_size": 128},
+}  # fmt: skip
 SMALL, LARGE = {**DQN, "batch_size": 128, "buffer_size": 10_000}, {**DQN, "batch_size": 4096, "buffer_size": 1 << 20}
 ROWS = {
     "Q1": _row("cartpole", 10, 1, 1, SMALL),
     "Q1_of_16": _row("cartpole", 10, 16, 1, SMALL),
     "Q3": {**_row("cartpole", 10, 16, 1, SMALL), "population": {"size": 16}},
+    "Q3_of_132": {**_row("cartpole", 10, 256, 1, SMALL), "population": {"size": 132}},
     "Q2": _row("cartpole", 4096, 1, 1, LARGE),
     "Q2_of_8": _row("cartpole", 4096, 8, 1, LARGE),
     "Q8_256": _row("pendulum", 1024, 1, 1, {**SAC, "batch_size": 256}),
     "Q8_4096": _row("pendulum", 1024, 1, 8, {**SAC, "batch_size": 4096}),
+    "Q7": _row("minatar_breakout", 10, 16, 10, CONV),
+    "Q10_32": _row("memory_len", 64, 40, 1, {**R2D2, "batch_size": 32}),
+    "Q10_128": _row("memory_len", 64, 40, 1, {**R2D2, "batch_size": 128}),
 }
+ROWS["Q3_of_132"]["trainer"]["multiprocessors"] = 2
 
 
 def measure(trainer: Trainer | Population, seconds: float, repeats: int) -> dict[str, Any]:

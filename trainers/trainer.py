@@ -173,7 +173,8 @@ class Trainer:
         self.compiler = None
         if settings.compiles_on(self.backend.device.type):
             self.compiler = Compiler(self.run.say, takes_all=settings.compile is True)
-        actors = make_actors(self.env, self.policies, self.precision, compiler=self.compiler)
+        more = {"compiler": self.compiler, "multiprocessors": settings.multiprocessors}
+        actors = make_actors(self.env, self.policies, self.precision, **more)
         trained = {name: one for name, one in config.policy.items() if one.to_train and name in specs}
         kinds = {name: find_algorithm(one.algorithm)[0] for name, one in trained.items()}
         fields = {name: kind.fields(trained[name], specs[name]) for name, kind in kinds.items()}

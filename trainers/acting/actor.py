@@ -198,14 +198,16 @@ def make_actors(
     precision: str = "fp32",
     greedy: Collection[str] = (),
     compiler: Compiler | None = None,
+    multiprocessors: int | None = None,
 ) -> dict[str, Actor]:
     """By policy, who plays for it, as its algorithm says.
 
     Args:
         policies: by group of the env, or one for all agents under another name.
         precision, greedy, compiler: see Stage.
+        multiprocessors: for which kernels are planned; all of the GPU's if not given.
     """
-    stage = Stage(env.device, Limits.of(env.backend), precision, greedy, compiler)
+    stage = Stage(env.device, Limits.of(env.backend).within(multiprocessors), precision, greedy, compiler)
     return {
         name: find_algorithm(policy.config.algorithm)[0].actor(policy, spec_of(env.env, name), stage)
         for name, policy in policies.items()

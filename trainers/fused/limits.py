@@ -43,6 +43,12 @@ class Limits:
         shared_bytes, number = found.shared_memory_per_block_optin, found.multi_processor_count
         return cls(capability, shared_bytes, number, has_warpgroups=capability == (9, 0))
 
+    def within(self, multiprocessors: int | None) -> Limits:
+        """Of a part of a GPU: so many of its multiprocessors, or all."""
+        if multiprocessors is None or self.capability is None:
+            return self
+        return replace(self, num_multiprocessors=min(multiprocessors, self.num_multiprocessors))
+
     def blocks_at_once(self, shared_bytes: int) -> int:
         """Blocks of so much shared memory that a multiprocessor holds, two at most."""
         reserved = 1024  # of each block

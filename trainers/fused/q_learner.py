@@ -210,22 +210,29 @@ class FusedQLearner:
         self.launch = self._prepare(backend, schedule)
 
     def updates(self) -> dict[str, Callable[[], Figures]]:
-        return {"learn": self.learn}
+        """One graph an iteration: the rollout is kept, and all updates that are due are made."""
+        return {"add": self.add_and_learn}
 
     def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> dict[str, Callable[[], Figures]]:
-        """The phases of an iteration, of which the first "learn" makes all updates, and steps the target network."""
-        self.due(self.learner.config.updates_by(clock.env_steps), self.learner.plan(clock).count("learn"))
-        waiting = [phases["learn"]]
-        return {**phases, "learn": lambda: waiting.pop()() if waiting else {}, "follow": dict}
+        """The phases of an iteration, of which "add" makes all updates, and steps the target network."""
+        number = self.learner.plan(clock).count("learn")
+        self.due(self.learner.config.updates_by(clock.env_steps), number)
+
+        def add() -> Figures:
+            found = phases["add"]()
+            return found if number else {}  # those of the last updates are still there
+
+        return {"add": add, "learn": dict, "follow": dict}
 
     def due(self, num_made: int, number: int) -> None:
         """Says how many updates the next `learn` makes, after so many in all."""
-        if not number:
-            return
         for place, now, told in zip(self._schedule, (num_made, number), self._told, strict=True):
             if now != told:  # a launch that most iterations do not need
                 place.fill_(now)
         self._told = (num_made + number, number)
+
+    def add_and_learn(self) -> Figures:
+        return {**self.learner.add(), **self.learn()}
 
     def learn(self) -> Figures:
         """The updates that are due."""

@@ -119,6 +119,8 @@ class SideBySide:
         self.backend = backend
         self.is_enabled = is_enabled and backend.name == "cuda" and len(graphs) > 1
         self._streams = [torch.cuda.Stream(backend.device) for _ in graphs[1:]] if self.is_enabled else []
+        self._ended = [torch.cuda.Event() for _ in self._streams]
+        self._begun = torch.cuda.Event() if self.is_enabled else None
 
     @property
     def is_at_once(self) -> bool:
@@ -129,15 +131,18 @@ class SideBySide:
         """Makes them, each of which replays graphs at its place, and returns what they return."""
         if not self.is_at_once:
             return [call() for call in calls]
-        *others, last = calls
-        results, ours = [], self.backend.stream
+        ours, streams = self.backend.stream, [*self._streams, self.backend.stream]
+        results: list[Any] = []
+        self._begun.record(ours)
         try:
-            for call, stream in zip(others, self._streams, strict=True):
-                stream.wait_stream(ours)
-                with torch.cuda.stream(stream):
-                    results.append(call())
-            results.append(last())
+            for call, stream in zip(calls, streams, strict=True):
+                if stream is not ours:
+                    stream.wait_event(self._begun)
+                torch.cuda.set_stream(stream)
+                results.append(call())
         finally:  # after Ctrl-C, too: else what comes next would meet what is still at work
-            for stream in self._streams:
-                ours.wait_stream(stream)
+            torch.cuda.set_stream(ours)
+            for stream, ended in zip(self._streams, self._ended, strict=True):
+                ended.record(stream)
+                ours.wait_event(ended)
         return results

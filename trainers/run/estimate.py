@@ -82,7 +82,8 @@ def estimate(config: Config, env: Env | None = None, device: str = "cpu", num_en
     """
     env, settings = env or load_env(config.name, config.env), config.trainer
     num_envs, num_steps = -(-(num_envs or settings.num_envs) // settings.num_gpus), settings.num_steps
-    actors = actors_of(env, config.policy, device, settings.precision_on(device, config.policy.values()))
+    precision = settings.precision_on(device, config.policy.values())
+    actors = actors_of(env, config.policy, device, precision, settings.multiprocessors)
     kinds = {name: find_algorithm(config.policy[name].algorithm)[0] for name in actors if config.policy[name].to_train}
     fields = {name: kind.fields(config.policy[name], actors[name].spec) for name, kind in kinds.items()}
     found = of_rollout(env, actors, num_envs, num_steps, max_truncations(env, num_steps), fields)
@@ -178,9 +179,15 @@ def explained_shortage(config: Config) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- the parts
 
 
-def actors_of(env: Env, policies: Mapping[str, PolicyConfig], device: str, precision: str = "fp32") -> dict[str, Actor]:
+def actors_of(
+    env: Env,
+    policies: Mapping[str, PolicyConfig],
+    device: str,
+    precision: str = "fp32",
+    multiprocessors: int | None = None,
+) -> dict[str, Actor]:
     """Who plays for each policy; with shapes, without memory of their own, and without envs."""
-    stage = Stage(torch.device("meta"), Limits.of_device(device), precision)
+    stage = Stage(torch.device("meta"), Limits.of_device(device).within(multiprocessors), precision)
     found = {}
     for name in [SHARED] if SHARED in policies else env.groups:
         policy = make_policy(env, name, policies[name], None)

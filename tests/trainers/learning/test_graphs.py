@@ -162,8 +162,15 @@ class Stream:
     def __init__(self, name: str, notes: list[str]) -> None:
         self.name, self.notes = name, notes
 
-    def wait_stream(self, other: Stream) -> None:
-        self.notes.append(f"{self.name} waits for {other.name}")
+    def wait_event(self, event: Event) -> None:
+        self.notes.append(f"{self.name} waits for {event.of}")
+
+
+class Event:
+    """Knows what it was recorded on."""
+
+    def record(self, stream: Stream) -> None:
+        self.of = stream.name
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
@@ -172,7 +179,8 @@ def test_streams_part_and_meet_again_even_where_a_call_is_stopped(monkeypatch, i
     backend = SimpleNamespace(name="cuda", device=None, stream=Stream("ours", notes))
     names = iter(["a", "b"])
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(next(names), notes))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(notes.append(f"on {stream.name}")))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: notes.append(f"on {stream.name}"))
 
     def stop() -> None:
         raise KeyboardInterrupt
@@ -181,8 +189,8 @@ def test_streams_part_and_meet_again_even_where_a_call_is_stopped(monkeypatch, i
     calls = [lambda: 1, stop if is_stopped else lambda: 2, lambda: 3]
     with pytest.raises(KeyboardInterrupt) if is_stopped else contextlib.nullcontext():
         assert side_by_side(calls) == [1, 2, 3]
-    parted = ["a waits for ours", "on a", "b waits for ours", "on b"]
-    assert notes == [*parted, "ours waits for a", "ours waits for b"]
+    parted = ["a waits for ours", "on a", "b waits for ours", "on b", *([] if is_stopped else ["on ours"])]
+    assert notes == [*parted, "on ours", "ours waits for a", "ours waits for b"]
 
 
 @needs_gpu
