@@ -83,7 +83,7 @@ CONFIGS = [
     changed("num_env", "num_envs:", "num_env:",
             "tag.yaml:5: trainer.num_env: unknown key. Did you mean 'num_envs'? (known: num_envs, "
             "train_batch_size, num_episodes, total_timesteps, env_backend, device, seed, precision, "
-            "cuda_graphs, compile, deterministic, num_gpus, rank_timeout)"),
+            "cuda_graphs, compile, deterministic, num_gpus, multiprocessors, rank_timeout)"),
     *[changed(f"{place}{word}", old, f"{word}:", f"tag.yaml:{place}{word}: unknown key. Did you mean '{meant}'?")
       for old, place, word, meant in [
           ("num_taggers:", "3: env.", "num_envs", "trainer.num_envs"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from warpdrive.backends.ahead import this_or
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import POOL, START, DataManager
 from warpdrive.errors import EnvError, WarpDriveError
@@ -94,6 +96,9 @@ class EnvironmentReset:
         else:
             launch |= {"threads_per_env": threads_per_env, "envs_per_block": envs_per_block}
             before, (parameters, restart) = "", _restart_by_copies(data)
+        self._step = step
+        alone = _write_kernels(data, before, parameters, restart)
+        self._make_alone = lambda: FunctionManager(data, alone, constants, **launch)
         if self.has_step:
             text = _write_kernels(data, _device_functions(step[0]), parameters, restart, step)
             try:
@@ -102,17 +107,30 @@ class EnvironmentReset:
             except WarpDriveError:  # together they need more than a block has: shared memory, for one
                 self.has_step = False
         if not self.has_step:
-            text = _write_kernels(data, before, parameters, restart)
-            self._functions = FunctionManager(data, text, constants, **launch)
+            self._functions = self._alone
         self._everyone = torch.ones(num_envs, dtype=torch.bool, device=data.device)
 
     def prepare(self, **overrides: Any) -> Callable[[], None]:
         """The launch, packed once. `overrides` stand in for arrays: observation=, terminated=, truncated= ..."""
-        return self._functions.prepare_with("restart_ended", overrides)
+        call = self._functions.prepare_with("restart_ended", overrides)
+        if not self.has_step:
+            return call
+        return this_or(call, lambda: [self._alone.prepare_with("restart_ended", overrides)])
 
     def prepare_step(self, **overrides: Any) -> Callable[[], None]:
         """A step and the restart of what it ended, in one launch, if it `has_step`; `overrides` as in `prepare`."""
-        return self._functions.prepare_with("step_and_restart", overrides)
+        functions, name = self._step
+
+        def apart() -> list[Callable[[], None]]:
+            steps = functions.prepare_with(name, overrides)
+            return [steps, self._alone.prepare_with("restart_ended", overrides)]
+
+        return this_or(self._functions.prepare_with("step_and_restart", overrides), apart)
+
+    @cached_property
+    def _alone(self) -> FunctionManager:
+        """Of the restart, apart from a step."""
+        return self._make_alone()
 
     def step_function(self) -> StepFunction | None:
         """What `prepare_step` launches, as a function; None if there is none that any number of threads may call."""

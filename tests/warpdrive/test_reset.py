@@ -6,6 +6,7 @@ import torch
 from adapter_cases import MANY_ENVS, NUM_ENVS, NUM_STEPS, name_of
 
 from warpdrive import reset
+from warpdrive.backends.ahead import compiling_ahead
 from warpdrive.backends.base import Backend
 from warpdrive.data_manager import DataManager
 from warpdrive.env import load_env
@@ -166,4 +167,22 @@ def test_what_a_launch_cannot_hold_stays_two(backend, monkeypatch):
     env = load_env("cartpole", {"episode_length": 9})
     wrapper = make(env, backend, True)
     assert len(wrapper.prepare_step_and_reset()) == 2
+    assert play(wrapper, random_actions(env, NUM_ENVS, 24))["num_truncated"].min() == 2
+
+
+def test_nor_does_one_that_is_found_to_hold_too_much_when_it_is_first_launched(backend, monkeypatch):
+    compile_any = type(backend).compile
+
+    def refuse(self, source):
+        if "step_and_restart" in source.text:
+            raise CompileError("uses too much shared data")
+        return compile_any(self, source)
+
+    monkeypatch.setattr(type(backend), "compile", refuse)
+    monkeypatch.setattr(type(backend), "build", lambda self, source: refuse(self, source) and None)
+    env = load_env("cartpole", {"episode_length": 9})
+    with compiling_ahead(backend):
+        wrapper = EnvWrapper(env, NUM_ENVS, seed=5, backend=backend, final_observations=3, folds=True)
+    wrapper.reset()
+    assert len(wrapper.prepare_step_and_reset()) == 1
     assert play(wrapper, random_actions(env, NUM_ENVS, 24))["num_truncated"].min() == 2
