@@ -7,7 +7,8 @@ python benchmarks/off_policy.py --device cuda --rows Q1 Q2 trainer.precision=tf3
              each env
     Q1_of_16 the same, by iterations of 16 steps of each env and 16 updates, which are one launch
     Q3       as Q1_of_16, 16 seeds of it side by side in one process
-    Q3_of_132  132 seeds, by iterations of 256 steps and updates, 2 multiprocessors a seed
+    Q3_of_132  132 seeds, by iterations of 256 steps and updates, 4 multiprocessors a seed; by itself, so that it is the
+             first that uses the GPU
     Q2       DQN of CartPole, 4,096 envs, batches of 4,096, a buffer of 2^20: an update every step of the envs
     Q2_of_8  the same, by iterations of 8 steps and 8 updates
     Q8_256   SAC of Pendulum, 1,024 envs, 256x256, batches of 256: an update every step of the envs
@@ -78,7 +79,7 @@ ROWS = {
     "Q10_32": _row("memory_len", 64, 40, 1, {**R2D2, "batch_size": 32}),
     "Q10_128": _row("memory_len", 64, 40, 1, {**R2D2, "batch_size": 128}),
 }
-ROWS["Q3_of_132"]["trainer"]["multiprocessors"] = 2
+ROWS["Q3_of_132"]["trainer"]["multiprocessors"] = 4
 
 
 def measure(trainer: Trainer | Population, seconds: float, repeats: int) -> dict[str, Any]:

@@ -29,6 +29,9 @@ from warpdrive.config_file import dump_yaml
 from warpdrive.env import load_env
 from warpdrive.errors import CheckpointError, ConfigError, printable
 
+QUEUES = 32
+"""Of a GPU, as many as it has: by default a process uses 8, and no more members are then at work at once."""
+
 
 def config_of_member(config: Config, number: int, folder: Path) -> Config:
     """That of a run by itself: member i has seed `trainer.seed` + i, and such arguments of callbacks as are its own."""
@@ -77,6 +80,7 @@ class Population:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self.config = config
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(QUEUES))  # read where a process first uses a GPU
         if resume is None:
             env, basedir = load_env(config.name, config.env), Path(config.saving.basedir)
             for number in range(config.population.size):

@@ -46,7 +46,8 @@ EXPLANATIONS = {
     "eval/<group>/mean_reward": "mean return over the agents of one group",
     "eval/<figure>": "mean over those episodes of what the env itself tells of each",
     "perf/env_ms": "device time an iteration in the env's step and reset kernels: their part of the rollout, as "
-    "found in a few rollouts with marks, times what rollouts take; null before the first of them",
+    "found in a few rollouts with marks, times what rollouts take; null before the first of them, and where envs and "
+    "agents make their steps in one launch",
     "perf/policy_ms": "the rest of the rollout: networks, samplers, checks and sums",
     "perf/learn_ms": "device time an iteration in the updates of all policies",
     "perf/log_ms": "host time an iteration in reporting, since the line before; a GPU works on meanwhile",
