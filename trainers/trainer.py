@@ -202,7 +202,7 @@ class Trainer:
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
         self._play = self._graphed(self._collect)
-        self.timing = Timing(self.env.device, self._collect)
+        self.timing = Timing(self.env.device, self._collect, self.rollout.is_whole)
         self.plays_alone = not self.rollout.is_whole
         """Whether steps can be timed within a rollout: no other run plays at the same time, and the env's are apart."""
         self._play_in_parts = self._graphed(self.timing.collect_in_parts, warm_up=0, beside=self._play)

@@ -48,7 +48,7 @@ EXPLANATIONS = {
     "perf/env_ms": "device time an iteration in the env's step and reset kernels: their part of the rollout, as "
     "found in a few rollouts with marks, times what rollouts take; null before the first of them, and where envs and "
     "agents make their steps in one launch",
-    "perf/policy_ms": "the rest of the rollout: networks, samplers, checks and sums",
+    "perf/policy_ms": "the rest of the rollout: networks, samplers, checks and sums; all of it, in such a launch",
     "perf/learn_ms": "device time an iteration in the updates of all policies",
     "perf/log_ms": "host time an iteration in reporting, since the line before; a GPU works on meanwhile",
     "health/nonfinite": "tensors in which a NaN or an infinity was found; more than 0 ends the run",

@@ -73,9 +73,13 @@ class Timing:
     Args:
         device: whose time it is.
         collect: plays a rollout; calls what it is given wherever the env begins or ends its part.
+        is_whole: the envs have no part of their own.
     """
 
-    def __init__(self, device: torch.device, collect: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, device: torch.device, collect: Callable[[Callable[[], None]], None], is_whole: bool = False
+    ) -> None:
+        self._is_whole = is_whole
         self.clock = Clock(device)
         self._collect = collect
         self._interval: Interval | None = None
@@ -146,4 +150,5 @@ class Timing:
         rollout = sum(ms(begun, played) for begun, played, _ in iterations) / len(iterations)
         learn = sum(ms(played, learned) for _, played, learned in iterations) / len(iterations)
         env = self._env_share * rollout
-        return {"perf/env_ms": env, "perf/policy_ms": rollout - env, "perf/learn_ms": learn}
+        policy = rollout if self._is_whole else rollout - env
+        return {"perf/env_ms": env, "perf/policy_ms": policy, "perf/learn_ms": learn}

@@ -63,6 +63,19 @@ def test_parts_are_those_of_a_rollout_with_marks(slow, num_iterations, env, poli
     assert read == pytest.approx({"perf/env_ms": env, "perf/policy_ms": policy, "perf/learn_ms": 5.0})
 
 
+def test_a_rollout_without_parts_is_the_policys(slow):
+    timing = Timing(torch.device("cpu"), lambda mark: None, is_whole=True)
+    timing.begin_interval()
+    timing.begin_iteration()
+    slow.work(7.0)
+    timing.end_rollout()
+    slow.work(5.0)
+    timing.end_iteration()
+    read = timing.read(timing.begin_interval())
+    assert math.isnan(read["perf/env_ms"])
+    assert (read["perf/policy_ms"], read["perf/learn_ms"]) == pytest.approx((7.0, 5.0))
+
+
 def test_marks_are_set_ever_more_seldom(slow):
     timing = timing_of(slow)
     timing.begin_interval()
