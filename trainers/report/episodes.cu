@@ -1,5 +1,7 @@
 #include "warpdrive.cuh"
 
+constexpr int AHEAD = 8;  // steps that are loaded before the first of them is looked at: else each waits for its own load
+
 // Adds up the returns and lengths of the episodes that ended in a rollout. Episodes run on across rollouts.
 // Sums are kept env by env, so their order, and with it their last bit, never changes.
 //   reward          [step, env, agent]                                            read
@@ -29,11 +31,22 @@ extern "C" __global__ void episodes(const float* reward, const bool* terminated,
         long long length = counts ? running_length[env] : 0;
         long long ended_length = counts ? length_sum[env] : 0;
         long long ended = counts ? num_ended[env] : 0;
-        for (int t = 0; t < num_steps; ++t) {
-            episode_return += reward[t * num_rows + row];
-            length += 1;
-            const long long step_env = (long long)t * NUM_ENVS + env;
-            if (terminated[step_env] || truncated[step_env]) {
+        for (int first = 0; first < num_steps; first += AHEAD) {
+            float earned[AHEAD];
+            bool ends[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+                const int t = first + k < num_steps ? first + k : first;
+                const long long step_env = (long long)t * NUM_ENVS + env;
+                earned[k] = reward[t * num_rows + row];
+                ends[k] = terminated[step_env] | truncated[step_env];
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+                if (first + k >= num_steps) break;
+                episode_return += earned[k];
+                length += 1;
+                if (!ends[k]) continue;
                 ended_return += episode_return;
                 ended_length += length;
                 ended += 1;

@@ -24,6 +24,8 @@
 //   num_steps       of the rollout
 static_assert(HAS_ACTIVE || !CREDITS_TEAM, "nobody leaves");
 
+constexpr int AHEAD = 8;  // steps that are loaded before the first of them is looked at: else each waits for its own load
+
 // Generalised advantage estimation, each agent's steps walked backwards by one thread.
 // A terminated step has no future, truncated or not. One only truncated has: the value of what was seen
 // before the reset.
@@ -50,34 +52,49 @@ extern "C" __global__ void gae(
         int k = num_truncated[env];
         float next_value = value[num_steps * num_rows + row] * deviation + mean;
         float next_advantage = 0.0f;
-        for (int t = num_steps - 1; t >= 0; --t) {
-            const long long step_env = (long long)t * NUM_ENVS + env;
-            if (truncated[step_env]) k -= 1;  // its last observation was kept, even if it also terminated
-            if (terminated[step_env]) {
-                next_value = 0.0f;
-                next_advantage = 0.0f;
-            } else if (truncated[step_env]) {
-                next_value = k < max_truncations ? final_value[k * num_rows + row] * deviation + mean : 0.0f;
-                next_advantage = 0.0f;
+        for (int last = num_steps - 1; last >= 0; last -= AHEAD) {
+            float valued[AHEAD], earned[AHEAD];
+            bool terminates[AHEAD], truncates[AHEAD], was_active[AHEAD], survives[AHEAD];
+#pragma unroll
+            for (int back = 0; back < AHEAD; ++back) {
+                const int t = back <= last ? last - back : last;
+                const long long step_env = (long long)t * NUM_ENVS + env;
+                const long long step_agent = step_env * NUM_AGENTS + agent;
+                valued[back] = value[t * num_rows + row];
+                earned[back] = reward[step_agent];
+                terminates[back] = terminated[step_env];
+                truncates[back] = truncated[step_env];
+                was_active[back] = !HAS_ACTIVE || active[step_agent];
+                survives[back] = !HAS_ACTIVE || CREDITS_TEAM || survived[step_agent];
             }
-            const float value_now = value[t * num_rows + row] * deviation + mean;
-            bool counts = true;
-            if (HAS_ACTIVE) {
-                counts = active[step_env * NUM_AGENTS + agent];
-                if (!CREDITS_TEAM && !survived[step_env * NUM_AGENTS + agent]) {
+#pragma unroll
+            for (int back = 0; back < AHEAD; ++back) {
+                if (back > last) break;
+                const int t = last - back;
+                if (truncates[back]) k -= 1;  // its last observation was kept, even if it also terminated
+                if (terminates[back]) {
+                    next_value = 0.0f;
+                    next_advantage = 0.0f;
+                } else if (truncates[back]) {
+                    next_value = k < max_truncations ? final_value[k * num_rows + row] * deviation + mean : 0.0f;
+                    next_advantage = 0.0f;
+                }
+                const float value_now = valued[back] * deviation + mean;
+                bool counts = was_active[back];
+                if (!survives[back]) {
                     next_value = 0.0f;
                     next_advantage = 0.0f;
                 }
+                float pay = paid(earned[back], scale, reward_clip);
+                if (CREDITS_TEAM && !counts) {
+                    pay = team_reward[(long long)t * NUM_ENVS + env];
+                    counts = true;
+                }
+                const float surprise = pay + discount * next_value - value_now;
+                next_advantage = counts ? surprise + discount * gae_lambda * next_advantage : 0.0f;
+                advantage[t * num_rows + row] = next_advantage;
+                next_value = value_now;
             }
-            float pay = paid(reward[step_env * NUM_AGENTS + agent], scale, reward_clip);
-            if (CREDITS_TEAM && !counts) {
-                pay = team_reward[step_env];
-                counts = true;
-            }
-            const float surprise = pay + discount * next_value - value_now;
-            next_advantage = counts ? surprise + discount * gae_lambda * next_advantage : 0.0f;
-            advantage[t * num_rows + row] = next_advantage;
-            next_value = value_now;
         }
     }
 }
