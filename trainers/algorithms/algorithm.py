@@ -165,6 +165,10 @@ class Algorithm:
         """The phases of this iteration, in order."""
         return list(self.phases())
 
+    def calls(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Sequence[Callable[[], Figures]]:
+        """What this iteration calls of them, in order."""
+        return [phases[name] for name in self.plan(clock)]
+
     def state(self) -> State:
         """All that going on exactly from here takes, besides the policy: optimisers, targets, what was kept. By file, a
         word each, and by name; `restore` writes into these very tensors."""
@@ -210,6 +214,6 @@ class Algorithm:
         """
         now, found = self.set_scalars(clock), {}
         phases = self.phases() if phases is None else phases
-        for name in self.plan(clock):
-            found |= phases[name]()
+        for call in self.calls(clock, phases):
+            found |= call()
         return {**found, "learning_rate": now["lr"]}

@@ -94,6 +94,13 @@ class OffPolicyConfig(PolicyConfig):
         """That are due after so many env steps."""
         return int(self.replay_ratio * max(0, env_steps - self.learning_starts))
 
+    def updates_in(self, clock: Clock) -> range:
+        """The numbers, from 1 on, of the updates that are due in an iteration, if anything can be drawn by then."""
+        begun, ended = clock.env_steps, clock.env_steps + clock.batch
+        if ended < self.learning_starts:
+            return range(0)
+        return range(self.updates_by(begun) + 1, self.updates_by(ended) + 1)
+
     def of_rank(self, num_ranks: int) -> OffPolicyConfig:
         sizes = {"buffer_size": -(-self.buffer_size // num_ranks), "batch_size": self.batch_size // num_ranks}
         return dataclasses.replace(self, **sizes)
@@ -316,20 +323,16 @@ class OffPolicy(Algorithm):
         """The phases that are updates."""
         return {"learn": self.learn, "follow": self.follow}
 
-    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
-        """This iteration's phases, as `learns_by` makes its updates: here one after the other."""
-        return phases
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Sequence[Callable[[], Figures]]:
+        """What this iteration calls, as `learns_by` makes its updates: here one after the other."""
+        return [phases[name] for name in self.plan(clock)]
 
     def plan(self, clock: Clock) -> Sequence[str]:
         """Every rollout is kept. Of updates, as many as are due by then; every so many, the targets follow."""
-        phases, config = ["add"], self.config
-        begun, ended = clock.env_steps, clock.env_steps + clock.batch
-        if ended < config.learning_starts or not self.table.num_drawable:
-            return phases
-        done, due = (config.updates_by(env_steps) for env_steps in (begun, ended))
-        for number in range(done + 1, due + 1):
+        phases = ["add"]
+        for number in self.config.updates_in(clock) if self.table.num_drawable else ():
             phases.append("learn")
-            if number % config.target_update_freq == 0:
+            if number % self.config.target_update_freq == 0:
                 phases.append("follow")
         return phases
 
@@ -342,15 +345,13 @@ class OffPolicy(Algorithm):
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         self.store.count_window()
         self.table.at(clock.env_steps)  # here, so that it is right after a resume, too
-        phases = self.prepare(clock, self.phases() if phases is None else phases)
         found = super().update(clock, phases)
         if self.feed is not None:
             later = Clock(clock.iteration + 1, clock.env_steps + clock.batch, clock.batch)
             self.feed.look_ahead(self.plan(later).count("learn"))
         return found
 
-    def prepare(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Mapping[str, Callable[[], Figures]]:
-        """The calls of this iteration's phases, once its rollout counts as kept."""
+    def calls(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Sequence[Callable[[], Figures]]:
         if self.feed is not None:
             self.feed.begin(self.plan(clock).count("learn"))
             phases = {**phases, "learn": self.feed.learning(phases["learn"])}

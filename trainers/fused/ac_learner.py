@@ -180,9 +180,9 @@ class ByRows:
         """The phases that are updates, and what comes before them."""
         return {"add": self.add, "learn": self.learn, "follow": self.follow}
 
-    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Mapping[str, Callable[[], Figures]]:
-        """The phases of an iteration. Where target networks follow each update, they may do so within it."""
-        return {**phases, "follow": dict} if self._follows else phases
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Sequence[Callable[[], Figures]]:
+        """What an iteration calls. Where target networks follow each update, they may do so within it."""
+        return self.learner.at_once({**phases, "follow": dict} if self._follows else phases, clock)
 
     def add(self) -> Figures:
         """Keeps the rollout. Products read the networks as they are: a callback, or a resume, may have changed them."""

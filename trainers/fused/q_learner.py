@@ -213,16 +213,17 @@ class FusedQLearner:
         """One graph an iteration: the rollout is kept, and all updates that are due are made."""
         return {"add": self.add_and_learn}
 
-    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> dict[str, Callable[[], Figures]]:
-        """The phases of an iteration, of which "add" makes all updates, and steps the target network."""
-        number = self.learner.plan(clock).count("learn")
-        self.due(self.learner.config.updates_by(clock.env_steps), number)
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Sequence[Callable[[], Figures]]:
+        """What an iteration calls: "add", which makes all updates, and steps the target network."""
+        config, add = self.learner.config, phases["add"]
+        due = config.updates_in(clock) if self.learner.table.num_drawable else range(0)
+        self.due(config.updates_by(clock.env_steps), len(due))
 
-        def add() -> Figures:
-            found = phases["add"]()
-            return found if number else {}  # those of the last updates are still there
+        def without_figures() -> Figures:  # those of the last updates are still there
+            add()
+            return {}
 
-        return {"add": add, "learn": dict, "follow": dict}
+        return [add if due else without_figures]
 
     def due(self, num_made: int, number: int) -> None:
         """Says how many updates the next `learn` makes, after so many in all."""
