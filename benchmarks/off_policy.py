@@ -76,8 +76,8 @@ ROWS = {
     "Q8_256": _row("pendulum", 1024, 1, 1, {**SAC, "batch_size": 256}),
     "Q8_4096": _row("pendulum", 1024, 1, 8, {**SAC, "batch_size": 4096}),
     "Q7": _row("minatar_breakout", 10, 16, 10, CONV),
-    "Q10_32": _row("memory_len", 64, 40, 1, {**R2D2, "batch_size": 32}),
-    "Q10_128": _row("memory_len", 64, 40, 1, {**R2D2, "batch_size": 128}),
+    "Q10_32": _row("memory_len", 64, 8, 1, {**R2D2, "batch_size": 32}),
+    "Q10_128": _row("memory_len", 64, 8, 1, {**R2D2, "batch_size": 128}),
 }
 ROWS["Q3_of_132"]["trainer"]["multiprocessors"] = 4
 

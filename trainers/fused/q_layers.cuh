@@ -36,11 +36,16 @@ __device__ constexpr int parameters_at(int layer)
     for (int i = 0; i < layer; ++i) at += out_of(i) * (in_of(i) + 1);
     return at;
 }
-// Where the sums of a layer's gradient begin, as lanes hold them: a warp's four numbers of 16 rows by 8 columns.
+// Where the sums of a layer's gradient begin, as lanes hold them: a warp's four numbers of 16 rows by 8 columns. What is
+// all beyond a layer's columns is left out.
+__device__ constexpr int fragments_across(int layer)
+{
+    return (in_of(layer) + 7) / 8;
+}
 __device__ constexpr int fragments_at(int layer)
 {
     int at = 0;
-    for (int i = 0; i < layer; ++i) at += padded(out_of(i)) / 16 * (padded(in_of(i)) / 8);
+    for (int i = 0; i < layer; ++i) at += padded(out_of(i)) / 16 * fragments_across(i);
     return at;
 }
 constexpr int WEIGHTS = weights_at(LAYERS);
@@ -167,9 +172,10 @@ __device__ __forceinline__ void multiply_columns(const Element* delta, const Ele
         multiply(sum[1].of, a, b[2], b[3]);
         if (column == 0) multiply(of_bias, a, ones, ones);
     }
-    Quad* place = part + (fragments_at(LAYER) + 2 * unit) * 32 + lane;
+    constexpr int FRAGMENTS_ACROSS = fragments_across(LAYER);
+    Quad* place = part + (fragments_at(LAYER) + unit / ACROSS * FRAGMENTS_ACROSS + column / 8) * 32 + lane;
     place[0] = sum[0];
-    place[32] = sum[1];
+    if (column / 8 + 1 < FRAGMENTS_ACROSS) place[32] = sum[1];
     if (column > 0 || (lane & 3) != 0) return;
     float* biases = (float*)(part + FRAGMENTS * 32) + biases_at(LAYER) + out + (lane >> 2);
     biases[0] = of_bias[0];
@@ -190,7 +196,7 @@ struct Place {
         const int lane = quad % 32;
 #pragma unroll
         for (int i = 0; i < LAYERS; ++i) {
-            const int across = padded(in_of(i)) / 8;
+            const int across = fragments_across(i);
             if (is_bias ? bias < biases_at(i) : fragment < fragments_at(i)) break;
             layer = i;
             out = is_bias ? bias - biases_at(i) : (fragment - fragments_at(i)) / across * 16 + lane / 4;

@@ -77,7 +77,7 @@ class QShape:
     @property
     def num_quads(self) -> int:
         """Of parameters, as lanes hold sums of 16 by 8: what the parts of a gradient are made of."""
-        fragments = sum(to_tiles(out) // 16 * (to_tiles(given) // 8) for out, given in self.layers)
+        fragments = sum(to_tiles(out) // 16 * -(-given // 8) for out, given in self.layers)
         return 32 * fragments + self.num_biases // 4
 
     @property
