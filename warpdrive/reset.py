@@ -135,7 +135,7 @@ class EnvironmentReset:
     def step_function(self) -> StepFunction | None:
         """What `prepare_step` launches, as a function; None if there is none that any number of threads may call."""
         functions = self._functions
-        if not self.has_step or not functions.takes_any_threads:
+        if not self.has_step or not functions.takes_any_threads or "global_thread" in functions.source.text:
             return None
         return StepFunction(
             _device_functions(functions),

@@ -25,9 +25,11 @@ SHARED_BYTES = 48 << 10
 def envs_of_block(step: StepFunction, num_agents: int, rows: int, threads: int) -> int:
     """How many envs a block can have whose kernel acts for so many rows by so many threads; 0: none."""
     num_envs = rows // num_agents
-    has_barriers = step.threads_per_env > 1
-    if has_barriers and num_envs == 1:  # they would be the block's, of which only some threads step envs
-        return 0
+    if step.threads_per_env > 1:  # an env's barriers are a part of a warp's, where several envs share a block
+        if step.threads_per_env not in (2, 4, 8, 16, 32):
+            return 0
+        if num_envs == 1:  # and the block's where it is alone: of its threads only some step envs
+            return 0
     return num_envs if num_envs * step.threads_per_env <= threads else 0
 
 

@@ -131,7 +131,9 @@ class SideBySide:
         """Makes them, each of which replays graphs at its place, and returns what they return."""
         if not self.is_at_once:
             return [call() for call in calls]
-        ours, streams = self.backend.stream, [*self._streams, self.backend.stream]
+        # Another's than the backend's, where these calls are within one of several.
+        ours = torch.cuda.current_stream(self.backend.device)
+        streams = [*self._streams, ours]
         results: list[Any] = []
         self._begun.record(ours)
         try:

@@ -77,7 +77,7 @@ class TrainerConfig:
     them. Under torchrun, the ranks that it started, on all machines."""
     multiprocessors: Count | None = None
     """Of a GPU, for how many of its multiprocessors kernels are planned; all of them if not given. Runs of a large
-    population do more together where each has few: 66 of them with 2 each fill a GPU of 132."""
+    population do more together where each has few: 32 of them, with 4 each, fill a GPU of 132."""
     rank_timeout: Annotated[float, Between(1)] = 60.0
     """Seconds within which a rank that hangs while the others wait for it is found, and the run ended. A rank that
     lives has ten times as long for its first iteration, which compiles, and the first rank for what it does alone:

@@ -26,11 +26,18 @@ KNOWN = {"acrobot", "cartpole", "memory_len", "mountain_car", "simple_spread", "
 
 
 def make(
-    name: str, config: dict, backend: Backend, folds: bool, precision: str = FULL_PRECISION, begins: bool = True
+    name: str,
+    config: dict,
+    backend: Backend,
+    folds: bool,
+    precision: str = FULL_PRECISION,
+    begins: bool = True,
+    threads_per_env: int | None = None,
 ) -> Rollout:
     env = load_env(name, config)
     kept = max_truncations(env, NUM_STEPS)
-    wrapper = EnvWrapper(env, NUM_ENVS, seed=3, backend=backend, final_observations=kept, folds=folds)
+    how = {"backend": backend, "folds": folds, "threads_per_env": threads_per_env}
+    wrapper = EnvWrapper(env, NUM_ENVS, seed=3, final_observations=kept, **how)
     config = DQNConfig(algorithm="DQN", model=ModelConfig(fc_dims=(24, 9)), epsilon=0.4, epsilon_per_env=True)
     policy = make_policy(env, "shared", config, torch.Generator().manual_seed(1)).to(backend.device)
     rollout = Rollout(wrapper, make_actors(wrapper, {"shared": policy}, precision), NUM_STEPS)
@@ -65,6 +72,18 @@ def test_one_launch_makes_what_a_launch_a_step_makes(name, config, precision, ba
     assert (theirs["terminated"] | theirs["truncated"]).any(), "none began anew"
 
 
+@pytest.mark.parametrize("threads_per_env", [2, 4, 24, 64])
+def test_nor_does_it_with_other_numbers_of_threads(threads_per_env, backend):
+    """By a part of a warp an env, if that can be; else a launch a step."""
+    whole, apart = (
+        make("simple_spread", {}, backend, folds, threads_per_env=threads_per_env) for folds in (True, False)
+    )
+    assert whole.is_whole == (threads_per_env < 24)
+    ours, theirs = play(whole), play(apart)
+    for array, values in theirs.items():
+        assert torch.equal(ours[array], values), array
+
+
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 @pytest.mark.parametrize("name", ["cartpole", "simple_spread"])
 def test_it_compiles_for_gpus(name, arch):
@@ -86,6 +105,8 @@ def test_it_compiles_for_gpus(name, arch):
         (1, 16, 16, 1),
         (1, 20, 16, 0),
         (32, 3, 64, 0),  # 21 envs of 32 threads are more than the block has
+        (64, 2, 16, 0),  # an env's threads are more than a warp
+        (24, 3, 16, 0),  # or no part of one
     ],
 )
 def test_a_block_has_whole_envs(threads_per_env, num_agents, rows, expected):

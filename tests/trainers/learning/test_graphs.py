@@ -180,6 +180,7 @@ def test_streams_part_and_meet_again_even_where_a_call_is_stopped(monkeypatch, i
     names = iter(["a", "b"])
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(next(names), notes))
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: backend.stream)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: notes.append(f"on {stream.name}"))
 
     def stop() -> None:

@@ -26,12 +26,12 @@ SIZE = 3
 LEARNED = ("policy.tagger.safetensors", "optim.tagger.safetensors", "env.safetensors")
 
 
-def config(tmp_path, device, kind="dqn", iterations=8, size=SIZE, **policy):
+def config(tmp_path, device, kind="dqn", iterations=8, size=SIZE, learns_both=False, **policy):
     """4 steps of 8 envs an iteration."""
     sizes = {"num_envs": 8, "train_batch_size": 32, "total_timesteps": 32 * iterations, "device": device, "seed": 5}
     given = config_of(kind, sizes, {"basedir": str(tmp_path), "metrics_log_freq": 2})
     given["policy"] = {"tagger": {**given["policy"]["tagger"], **policy}, "runner": given["policy"]["runner"]}
-    given["policy"]["runner"] |= {"to_train": False}
+    given["policy"]["runner"] |= {"to_train": learns_both}
     return read_config({**given, "population": {"size": size}})
 
 
@@ -44,15 +44,17 @@ def contents(folder) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
 
 
-@pytest.mark.parametrize("kind", ["dqn", "a2c"])
-def test_a_member_learns_what_a_run_of_its_config_learns_bit_for_bit(tmp_path, device, kind):
+@pytest.mark.parametrize(("kind", "learns_both"), [("dqn", False), ("a2c", False), ("a2c", True)])
+def test_a_member_learns_what_a_run_of_its_config_learns_bit_for_bit(tmp_path, device, kind, learns_both):
+    """Where both of its policies learn, they do so at the same time as each other's and as the other members'."""
     said = []
-    population = Population(config(tmp_path, device, kind, 12), "together", say=said.append)
+    population = Population(config(tmp_path, device, kind, 12, learns_both=learns_both), "together", say=said.append)
     population.train()
     found = [learned(member.run.path) for member in population.members]
     assert [path.name for path in members_in(tmp_path / "together")] == ["member_0", "member_1", "member_2"]
     for number in (0, 2):
-        alone = Trainer(config_of_member(config(tmp_path, device, kind, 12), number, tmp_path), "alone")
+        of_member = config_of_member(config(tmp_path, device, kind, 12, learns_both=learns_both), number, tmp_path)
+        alone = Trainer(of_member, "alone")
         assert alone.config.trainer.seed == 5 + number
         alone.train()
         assert found[number] == learned(alone.run.path)
