@@ -305,6 +305,8 @@ def _env_class(name: str) -> type[Env]:
         if not re.fullmatch(r"[a-z0-9_]+", name) or name not in list_envs():
             near = difflib.get_close_matches(name, list_envs(), 1)
             hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(list_envs())}."
+            if family := [one for one, file in env_files().items() if file.parent.name == name]:
+                hint = f"It is a family: choose one of {', '.join(family)}."
             raise ConfigError(f"unknown env '{name}'. {hint} An env of your own is 'my_package.my_env:MyEnv'.")
         module_name = f"{ENVS_PACKAGE}.{env_files()[name].parent.name}.{name}"
     try:

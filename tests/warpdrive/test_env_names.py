@@ -107,6 +107,7 @@ RIGHT_FORM = "expected a module and a class of it with one colon between, 'my_pa
         ("__main__:E", "__main__ has no Env named 'E'. It is the program that runs: give the module"),
         ("pathlib:Path", "pathlib has no Env named 'Path'"),
         ("", "^unknown env ''. There are: acrobot"),
+        ("minatar", "^unknown env 'minatar'. It is a family: choose one of minatar_asterix, minatar_breakout, "),
         (7, "^an env is given by its name or its class, got 7.$"),
         (int, "^an env is given by its name or its class, got <class 'int'>.$"),
     ],
