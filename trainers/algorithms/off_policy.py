@@ -325,7 +325,7 @@ class OffPolicy(Algorithm):
 
     def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Sequence[Callable[[], Figures]]:
         """What this iteration calls, as `learns_by` makes its updates: here one after the other."""
-        return [phases[name] for name in self.plan(clock)]
+        return super().calls(clock, phases)
 
     def plan(self, clock: Clock) -> Sequence[str]:
         """Every rollout is kept. Of updates, as many as are due by then; every so many, the targets follow."""
