@@ -7,7 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from warpdrive.config import build, join_path, wrong_values
+from warpdrive.config_values import shown
 from warpdrive.drawing import Drawing, draw_positions
 from warpdrive.env_names import ENVS_PACKAGE, env_files, list_envs
 from warpdrive.errors import ConfigError, EnvError
@@ -273,6 +274,8 @@ def load_env(name: str | type[Env], config: Mapping[str, Any] | Any = None) -> E
     kind = name if isinstance(name, type) and issubclass(name, Env) else _env_class(name)
     if config is None or isinstance(config, Mapping):
         config = build(kind.Config, config or {}, path="env")
+    elif not is_dataclass(config):
+        raise ConfigError(f"env: expected keys and values, got {shown(config)}.")
     env = kind(config)
     env.check()
     return env

@@ -49,6 +49,8 @@ MOST_SEEN = {16: 3, 18: 3, 20: 20}
 """Channels that count; all others are 0 or 1."""
 MAX_CELLS = 10_000
 """Of a kitchen, through which one thread goes in each step."""
+MOST_FLOOR = 150
+"""Cells of a kitchen in which it is looked at where both cooks can be at once, of 150 x 149 pairs at most."""
 POT_EMPTY = 23
 """What the clock of an empty pot shows."""
 
@@ -86,14 +88,14 @@ def _why_no_soup(text: str, num_columns: int) -> str | None:
     Args:
         text: all rows, one after the other.
     """
-    reach = [_reach(text, num_columns, text.index(cook)) for cook in "01"]
+    reach = [_reach(text, num_columns, stands) for stands in _stands(text, num_columns)]
     if lost := [cell for cell in NEEDED if not any(one[cell] for one in reach)]:
         at = {cell: "row {}, column {}".format(*divmod(text.index(cell), num_columns)) for cell in lost}
         told = ", ".join(f"{NEEDED[cell]} {cell} ({place})" for cell, place in at.items())
         return f"no cook can get to {told}, counted from 0. Leave a way to {'one of each' if len(lost) > 1 else 'it'}."
     first, second = reach
-    if first["."] & second["."] or first["W"] & second["W"]:  # they go the same ways, or hand things over
-        return None
+    if any(all(one[cell] for cell in NEEDED) for one in reach) or first["W"] & second["W"]:
+        return None  # one does it all, or they hand things over
     filled = set().union(*(one["P"] for one in reach if one["O"]))
     served = set().union(*(one["P"] for one in reach if one["B"] and one["X"]))
     if filled & served:
@@ -103,16 +105,36 @@ def _why_no_soup(text: str, num_columns: int) -> str | None:
     return f"cook 0 gets to {told[0]}, cook 1 to {told[1]}, and {way_out}"
 
 
-def _reach(text: str, num_columns: int, start: int) -> dict[str, set[int]]:
-    """What a cook gets to: the floor that it can walk to, and what is beside it, as numbers of cells of each kind."""
-    reach = {kind: set() for kind in GROUND}
-    waiting = [start]
+def _stands(text: str, num_columns: int) -> list[set[int]]:
+    """Cells that each cook can come to stand on: neither passes the other, but where one can make way."""
+    floor = {cell for cell, kind in enumerate(text) if GROUND[kind] == FLOOR}
+    starts = text.index("0"), text.index("1")
+    if len(floor) > MOST_FLOOR:  # taken to be wide enough
+        return [{one for one, _ in _walked((start, -1), floor, num_columns)} for start in starts]
+    found = _walked(starts, floor, num_columns)
+    return [{pair[cook] for pair in found} for cook in range(2)]
+
+
+def _walked(starts: tuple[int, int], floor: set[int], num_columns: int) -> set[tuple[int, int]]:
+    """Where two cooks can be at once, each with a number of its cell; -1: there is none."""
+    found, waiting = {starts}, [starts]
     while waiting:
-        cell = waiting.pop()
-        kind = "." if text[cell] in "01" else text[cell]
-        if cell not in reach[kind]:
-            reach[kind].add(cell)
-            waiting += [cell - num_columns, cell + num_columns, cell - 1, cell + 1] if kind == "." else []
+        first, second = waiting.pop()
+        for way in (-num_columns, num_columns, -1, 1):
+            for pair in ((first + way, second), (first, second + way)):
+                moved = pair[0] if pair[1] == second else pair[1]
+                if moved in floor and pair[0] != pair[1] and pair not in found:
+                    found.add(pair)
+                    waiting.append(pair)
+    return found
+
+
+def _reach(text: str, num_columns: int, stands: set[int]) -> dict[str, set[int]]:
+    """What is beside the cells that a cook can stand on, as numbers of cells of each kind."""
+    reach = {kind: set() for kind in GROUND}
+    for cell in stands:
+        for beside in (cell - num_columns, cell + num_columns, cell - 1, cell + 1):
+            reach[text[beside]].add(beside)
     return reach
 
 

@@ -188,6 +188,14 @@ def test_a_kitchen_that_cannot_be_is_refused(layout, words):
             "WOWOWW W0P1XW WBWWWW",
             "cook 0 gets to onions O, plates B, a pot P, cook 1 to onions O, a pot P, a place of delivery X, and",
         ),
+        (  # neither can leave its cell for the other's
+            "WPWW O01X WBWW",
+            "cook 0 gets to onions O, plates B, a pot P, cook 1 to a place of delivery X, and there is no counter W",
+        ),
+        (  # both come to the middle, where nothing can be put down
+            "WWPWW O0.1X WBPWW",
+            "cook 0 gets to onions O, plates B, a pot P, cook 1 to a pot P, a place of delivery X, and there is no",
+        ),
     ],
 )
 def test_a_kitchen_of_which_cooks_cannot_get_to_all_that_a_soup_takes_is_refused(layout, words):
@@ -204,6 +212,7 @@ def test_a_kitchen_of_which_cooks_cannot_get_to_all_that_a_soup_takes_is_refused
         "WOWBW W0P1X WWWWW",  # one fills the pot between them, the other serves
         "WWWWPOW W1WW0.W WWWWBXW",  # the other cook is not needed
         "WPWWWW O0.1XW WBWWPO",  # nor are the other pot and the other onions
+        "WPWWW O01.X WBW.W WWWWW",  # one makes way where the corridor turns
     ],
 )
 def test_a_kitchen_in_which_cooks_can_make_a_soup_is_taken(layout):

@@ -115,3 +115,9 @@ RIGHT_FORM = "expected a module and a class of it with one colon between, 'my_pa
 def test_a_name_of_no_env_is_refused(name, words):
     with pytest.raises(ConfigError, match=words):
         load_env(name)
+
+
+@pytest.mark.parametrize("config", ["cramped_room", ["a"], 7])
+def test_what_is_no_config_of_an_env_is_refused(config):
+    with pytest.raises(ConfigError, match="^env: expected keys and values, got "):
+        load_env("overcooked", config)
