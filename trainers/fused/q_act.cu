@@ -111,6 +111,7 @@ __device__ __forceinline__ void act(
 //   exponents         [env]  what epsilon is raised to there                               read
 //   action            [step, env, column]                                                  written
 //   q_value           [step, env, agent of the group]  the largest                         written
+//   num_steps         of the launch; what STEP_ENVS needs comes after it
 extern "C" __global__ void __launch_bounds__(THREADS) q_act(
     const float* weight0, const float* bias0, const float* weight1, const float* bias1, const float* weight2,
     const float* bias2, const float* observation, const unsigned int* seed, const long long* env_step,
