@@ -1,6 +1,6 @@
 """Off-policy training beside its peers' sizes: env steps/s, updates/s and samples/s, all that an iteration does.
 
-python benchmarks/off_policy.py --device cuda                     # all rows; on an H200 some minutes, of which Q7 and Q10 are most
+python benchmarks/off_policy.py --device cuda                     # all rows; on an H200 some minutes
 python benchmarks/off_policy.py --device cuda --rows Q1 Q2 trainer.precision=tf32
 
     Q1       DQN of CartPole, 10 envs, batches of 128, 120 and 84 units: an update every 10 env steps, which are one of
