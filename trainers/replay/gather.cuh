@@ -324,11 +324,3 @@ private:
         }
     }
 };
-
-// Both halves at once.
-template <bool BY_AGENT, bool SOME_LEAVE>
-__device__ __forceinline__ void gather_returns(const Item& item, const Fate& fate, long long i, int lane,
-                                               const float* reward, const bool* survived, float* out, float* discount)
-{
-    Returns<BY_AGENT, SOME_LEAVE>(item, lane, reward, survived).store(item, fate, i, lane, out, discount);
-}
