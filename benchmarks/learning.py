@@ -141,12 +141,13 @@ def main() -> int:
     what.add_argument("--config", default="tag.yaml", help="a file, or one of examples/; no score is checked")
     parser.add_argument("--seeds", type=int, default=3, help="so many seeds, from 1 on")
     parser.add_argument("--jobs", type=int, default=1, help="seeds that are trained at once, a process each")
+    parser.add_argument("--gpus", type=int, default=1, help="over which those of --jobs are spread")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="folder of the report and the picture")
     parser.add_argument("--name", help="of both, after `learning_`; the task's or config's if not given")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="of the config, as train.py takes them")
     arguments = parser.parse_args()
-    for name in ("seeds", "jobs"):
+    for name in ("seeds", "jobs", "gpus"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     task = TASKS.get(arguments.task)
@@ -164,7 +165,8 @@ def learn(arguments: argparse.Namespace, task: Task | None, path: Path, dataset:
         overrides.append(("policy.agent.demonstrations", str(dataset)))
     config = read_config(path, [("trainer.device", arguments.device), *overrides])
 
-    runs = run_seeds(path, task, range(1, arguments.seeds + 1), arguments.device, arguments.jobs, overrides)
+    seeds, spread = range(1, arguments.seeds + 1), (arguments.jobs, overrides, arguments.gpus)
+    runs = run_seeds(path, task, seeds, arguments.device, *spread)
     metrics = [run.pop("metrics") for run in runs]
     curves = {group: curve_of(metrics, f"rollout/{group}/ep_rew_mean") for group in runs[0]["returns"]}
     backend = make_backend(config.trainer)
@@ -197,17 +199,27 @@ def learn(arguments: argparse.Namespace, task: Task | None, path: Path, dataset:
 
 
 def run_seeds(
-    path: Path, task: Task | None, seeds: Sequence[int], device: str, jobs: int, overrides: Sequence = ()
+    path: Path, task: Task | None, seeds: Sequence[int], device: str, jobs: int, overrides: Sequence = (), gpus: int = 1
 ) -> list[dict[str, Any]]:
-    """What `run_seed` returns, by seed."""
+    """What `run_seed` returns, by seed; processes take turns at the GPUs."""
     one = partial(run_seed, path, task, device=device, overrides=tuple(overrides))
     if jobs == 1:
         return [one(seed) for seed in seeds]
     num_threads = max(1, (os.cpu_count() or 1) // jobs)
     # spawn: a process that was forked cannot use a GPU that its parent uses.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(num_threads,)) as pool:
+    numbers = context.Queue()
+    for job in range(jobs):
+        numbers.put(job % gpus)
+    with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(num_threads, numbers, gpus)) as pool:
         return list(pool.map(one, seeds))
+
+
+def _begin(num_threads: int, numbers: multiprocessing.Queue, gpus: int) -> None:
+    """A process's threads, and where there are several GPUs, its own."""
+    torch.set_num_threads(num_threads)
+    if gpus > 1:  # read where a process first uses a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(numbers.get())
 
 
 def run_seed(

@@ -2,33 +2,14 @@
 // and the target network, is judged, and goes back; see q_learn.cu, whose constants are these.
 #pragma once
 
-#include "gather.cuh"
-#include "q_layers.cuh"
-#include "selectors.cuh"
+#include "q_rows.cuh"
 
-constexpr int Q_PITCH = padded(NUM_ACTIONS) + 1;
-constexpr int PITCH0 = pitch_of(NUM_FEATURES), PITCH1 = pitch_of(WIDTH1), PITCH2 = pitch_of(WIDTH2);
-constexpr int PITCH_OUT = pitch_of(NUM_ACTIONS);
 constexpr int ROW_TILES = ROWS / 16;
-constexpr int NUM_FIGURES = 3;  // that are sums over a batch
 
-static_assert(LANES * ROWS == THREADS, "each row is gathered by as many threads");
 static_assert(TEAM * ROWS >= BATCH && (TEAM - 1) * ROWS < BATCH, "a block without rows, or rows without a block");
 
-// What is known of a row of the next update, before it takes the place of this one.
-struct Next {
-    u64 point;  // that draws it
-    Item item;  // and what follows, where it draws evenly
-    Fate fate;
-};
-
-// Of an update's step.
-struct Rates {
-    bool follows;  // the target network does
-    float step_size, correction;
-};
-
 struct alignas(16) Shared {
+    static constexpr int Q_PITCH = padded(NUM_ACTIONS) + 1;
     Element weight[2][WEIGHTS];              // of the network, and of the target network
     Element features[2 * ROWS * PITCH0];     // of the rows, then of what came after them
     Element hidden1[2 * ROWS * PITCH1];
@@ -48,63 +29,6 @@ struct alignas(16) Shared {
     int lowest;
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the block has less shared memory");
-
-// What the store keeps, of what is learned from.
-struct Steps {
-    const DoneCode* done;
-    const float *observation, *side, *reward;
-    const ActionCode* action;
-};
-
-// ---- what is drawn
-
-// What a thread gathers of its row: loaded at once, and stored where the row before it is not needed any more.
-struct Coming {
-    typedef Row<float, NUM_FEATURES> Features;
-    const Item item;
-    const Fate fate;
-    const int action;
-    Returns<true, false> returns;
-    const Features now, next;
-
-    __device__ __forceinline__ Coming(const Steps& steps, const Item& item_, const Fate& fate_)
-        : item(item_),
-          fate(fate_),
-          action((int)steps.action[row_of<true>(item, item.slot)]),
-          returns(item, threadIdx.x % LANES, steps.reward, nullptr),
-          now(steps.observation + row_of<true>(item, item.slot) * NUM_FEATURES, threadIdx.x % LANES),
-          next(fate.code > 1 ? steps.side + row_of<true>(item, fate.code - 2) * NUM_FEATURES
-                             : steps.observation + row_of<true>(item, slot_after(item.slot, fate.num_steps)) * NUM_FEATURES,
-               threadIdx.x % LANES)
-    {
-    }
-
-    __device__ __forceinline__ void store(Shared& shared, bool is_there)
-    {
-        const int row = threadIdx.x / LANES;
-        returns.store(item, fate, row, threadIdx.x % LANES, shared.reward, shared.discount);
-        if (threadIdx.x % LANES == 0) {
-            shared.action[row] = action;
-            shared.item_weight[row] = is_there ? item.weight : 0.0f;
-        }
-        put(now, shared.features + row * PITCH0);
-        put(next, shared.features + (ROWS + row) * PITCH0);
-    }
-
-private:
-    __device__ __forceinline__ static void put(const Features& features, Element* to)
-    {
-#pragma unroll
-        for (int k = 0; k < (Features::IS_SHORT ? Features::MINE : 0); ++k) {
-            const int column = threadIdx.x % LANES + k * LANES;
-            if (column < NUM_FEATURES) narrow(to[column], features.words[k]);
-        }
-        if (Features::IS_SHORT) return;
-        for (int column = threadIdx.x % LANES; column < NUM_FEATURES; column += LANES) {
-            narrow(to[column], features.from[column]);
-        }
-    }
-};
 
 // ---- forwards
 
@@ -147,43 +71,19 @@ __device__ __forceinline__ void last_layer(Shared& shared, const Element* given,
 {
     by_both_networks<LAYERS - 1>(
         shared, given, given_to_target, [&](bool by_target, int row, int column, const float(&sum)[2][4]) {
-            float* place = (by_target ? shared.q_of_target : shared.q) + row * Q_PITCH + column;
+            float* place = (by_target ? shared.q_of_target : shared.q) + row * Shared::Q_PITCH + column;
             for_each_pair(sum, [&](int r, int c, float low, float high) {
-                place[r * Q_PITCH + c] = low;
-                place[r * Q_PITCH + c + 1] = high;
+                place[r * Shared::Q_PITCH + c] = low;
+                place[r * Shared::Q_PITCH + c + 1] = high;
             });
         });
 }
 
 // ---- backwards
 
-// What the rows lose, and the delta of their outputs. One thread a row.
 __device__ __forceinline__ void judge(Shared& shared)
 {
-    for (int row = threadIdx.x; row < ROWS; row += THREADS) {
-        const float* after = shared.q_of_target + row * Q_PITCH;
-        const float* chosen_by = DOUBLE ? shared.q + (ROWS + row) * Q_PITCH : after;
-        int best = 0;
-        for (int action = 1; action < NUM_ACTIONS; ++action) {
-            if (chosen_by[action] > chosen_by[best]) best = action;
-        }
-        const int taken = shared.action[row];
-        const float q = shared.q[row * Q_PITCH + taken];
-        const float error = q - (shared.reward[row] + shared.discount[row] * after[best]);
-        const float size = fabsf(error);
-        const float weight = shared.item_weight[row];
-        const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA;  // not so of a NaN, which stays one
-        const float slope = !is_far ? error : error > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
-        const float loss = is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size;
-        const bool counts = weight > 0.0f;
-        shared.of_batch[0][row] = loss * weight;
-        shared.of_batch[1][row] = counts ? q : 0.0f;
-        shared.of_batch[2][row] = counts ? size : 0.0f;
-        for (int action = 0; action < padded(NUM_ACTIONS); ++action) {
-            const float delta = action == taken ? slope * weight / BATCH : 0.0f;
-            narrow(shared.delta_out[row * PITCH_OUT + action], delta);
-        }
-    }
+    for (int row = threadIdx.x; row < ROWS; row += THREADS) judge_row(shared, row);
     __syncthreads();
 }
 

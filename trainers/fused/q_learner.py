@@ -1,4 +1,5 @@
-"""Q-learning from a replay store by fused kernels: as many updates as are due in one launch (q_learn.cu)."""
+"""Q-learning from a replay store by fused kernels: as many updates as are due in one launch, by one block (q_alone.cu)
+or several (q_learn.cu)."""
 
 from __future__ import annotations
 
@@ -40,6 +41,10 @@ MOST_ROWS = 128
 """Of a batch, which a block has."""
 CLUSTER = 8
 """Blocks that may be one cluster."""
+THREADS_ALONE = 256
+"""Of a block that has the whole batch: fewer, which multiply more at once each."""
+MOST_SLOTS = 16
+"""Quads of parameters that a thread has there with Adam's memory of them in its registers."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class QShape:
     in_cluster: bool
     element_bytes: int
     threads: int = THREADS
+    kernel: ClassVar[str] = "q_learn"
 
     @property
     def layers(self) -> list[tuple[int, int]]:
@@ -100,6 +106,11 @@ class QShape:
         return -(-(self.element_bytes * elements + 4 * floats) // 16) * 16 + 64
 
     @property
+    def launch_bytes(self) -> int:
+        """Of shared memory, with which it is launched."""
+        return self.shared_bytes
+
+    @property
     def act_shared_bytes(self) -> int:
         """Of a block of q_act.cu, likewise: it has one network, and one set of rows."""
         *seen, actions = (to_tiles(width) + PADDING for width in self.widths)
@@ -115,6 +126,7 @@ class QShape:
         return parts + sums + 2 * self.num_elements * self.element_bytes + 8 * self.num_biases + 8 * self.batch
 
     def constants(self) -> dict[str, Constant]:
+        """Of q_learn.cu and q_act.cu."""
         first, second = (*self.widths[1:-1], 0)[:2]
         return {
             "NUM_FEATURES": self.widths[0], "WIDTH1": first, "WIDTH2": second, "NUM_ACTIONS": self.widths[-1],
@@ -122,6 +134,56 @@ class QShape:
             "THREADS": self.threads, "SLICES": self.slices, "SHARED_BYTES": self.shared_bytes,
             "FULL_PRECISION": self.element_bytes == 4,
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class QAloneShape(QShape):
+    """A Q-network of which one block makes all updates (q_alone.cu), so that as many learn side by side as there are
+    multiprocessors."""
+
+    kernel: ClassVar[str] = "q_alone"
+    room: int = 0
+    """Bytes of shared memory that the block has: beyond what it needs, gradients wait there."""
+
+    @property
+    def slots(self) -> int:
+        """Quads of parameters of a thread."""
+        return sum(self._slots(*(to_tiles(size) // 16 for size in one), one[1]) for one in self.layers)
+
+    def _slots(self, down: int, across: int, columns: int) -> int:
+        """Of a layer of so many tiles; see best_block of q_block.cuh."""
+        warps = self.threads // 32
+        blocks = [(i, j) for i in range(1, min(4, down) + 1) for j in range(1, min(3, across) + 1)]
+        rounds = {(i, j): -(-(-(-down // i) * -(-across // j)) // warps) for i, j in blocks}
+        i, j = min(blocks, key=lambda one: rounds[one] * (3 * one[0] * one[1] + sum(one)))
+        return rounds[i, j] * i * (1 if columns <= 8 else 2 * j)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block: at least what q_alone.cu asks for."""
+        features, *hidden, actions = (to_tiles(width) + PADDING for width in self.widths)
+        if len(hidden) == 1:
+            hidden.append(PADDING)
+        elements = 2 * self.num_elements + self.rows * (2 * features + sum(hidden) + actions)
+        rest = 8 * self.threads * (self.slots if self.element_bytes == 2 else 1)
+        floats = 3 * self.num_biases + self.rows * (3 * (self.widths[-1] | 1) + 15) + self.threads // 32 + 4
+        return -(-(self.element_bytes * elements + rest + 4 * floats) // 16) * 16 + 64
+
+    @property
+    def launch_bytes(self) -> int:
+        return self.room
+
+    @property
+    def num_bytes(self) -> int:
+        return 3 * 16 * self.slots * self.threads
+
+    def constants(self) -> dict[str, Constant]:
+        """Of q_alone.cu."""
+        return {name: one for name, one in super().constants().items() if name not in TEAM} | {"SHARED_BYTES": self.room}
+
+
+TEAM = ("TEAM", "IN_CLUSTER", "SLICES")
+"""Constants that a block alone has no use for."""
 
 
 def plan_q(
@@ -242,24 +304,23 @@ class FusedQLearner:
 
     def _prepare(self, backend: Backend, schedule: torch.Tensor) -> Callable[[], None]:
         learner, shape, config = self.learner, self.shape, self.learner.config
-        numbers = partial(torch.zeros, device=learner.device)
-        table, guard, name = learner.table, learner.guard, learner.group.name
-        store, tree = table.store, table.selector.tree
+        table, guard, name, store = learner.table, learner.guard, learner.group.name, learner.table.store
         arrays = {"observation": store.tensors["observation_0"], "side": store.small["side_observation_0"]}
         arrays |= {name: store.tensors[name] for name in ("reward", "action", "done")}
-        lanes = shape.threads // shape.rows
+        lanes, kernel = shape.threads // shape.rows, shape.kernel
         constants = {
             **table.constants(lanes),
             **shape.constants(),
             "IS_TANH": config.model.activates == "tanh",
-            "PRIORITIZED": config.prioritized,
             "DOUBLE": config.double,
             "HUBER_DELTA": float(config.huber_delta or 0.0),
             "TARGET_FREQ": config.target_update_freq,
             "TAU": float(config.tau),
             "CLIPS": config.clip_grad_norm,
         }
-        text = (KERNELS / "q_learn.cu").read_text()
+        if not isinstance(shape, QAloneShape):
+            constants["PRIORITIZED"] = config.prioritized
+        text = (KERNELS / f"{kernel}.cu").read_text()
         for word in ("done", "action"):  # in the signature, which is read here, and in what it includes
             code, kind = f"{word.capitalize()}Code", CTYPES[arrays[word].dtype]
             text = f"typedef {kind} {code};\n" + text.replace(code, kind)
@@ -267,30 +328,19 @@ class FusedQLearner:
             text = text.replace(" __launch_bounds__", f" __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
         functions = FunctionManager(
             None, text, constants, store.layout.num_envs, backend=backend,
-            include_folders=[KERNELS, REPLAY], name="<fused q_learn>",
+            include_folders=[KERNELS, REPLAY], name=f"<fused {kernel}>",
         )  # fmt: skip
-        if tree is None:
-            of_tree = {name: numbers(1, dtype=torch.int32) for name in ("leaves", "maximum")}
-            of_tree |= {name: numbers(1, dtype=torch.int64) for name in ("nodes", "range", "refused")}
-            of_tree["beta"] = numbers(1)
-        else:
-            of_tree = {one: getattr(tree, one) for one in ("leaves", "nodes", "range", "beta", "maximum", "refused")}
-        selector = table.selector if isinstance(table.selector, Prioritized) else None
-        elements = numbers(2 * shape.num_elements * shape.element_bytes, dtype=torch.uint8)
+        own = self._arrays_of_block() if isinstance(shape, QAloneShape) else self._arrays_of_team()
         return functions.prepare(
-            "q_learn",
-            LaunchShape(shape.team, (shape.threads, 1), shape.shared_bytes),
+            kernel,
+            LaunchShape(shape.team, (shape.threads, 1), shape.launch_bytes),
             schedule=schedule,
             **arrays,
-            **of_tree,
+            **own,
             **layers_of(self.parameters),
             head=store.small["head"],
             seed=store.seed,
             draws=table.draws,
-            index=numbers(shape.batch, dtype=torch.int64),
-            lowest=numbers(shape.team, dtype=torch.int32),
-            priority_alpha=float(selector.alpha if selector else 0.0),
-            priority_epsilon=float(selector.epsilon if selector else 0.0),
             target=self._target,
             average=self._adam.average,
             square=self._adam.square,
@@ -300,11 +350,36 @@ class FusedQLearner:
             run_halted=guard.halted,
             first_name=guard.place_of("gradient", name),
             figures=self._figures,
-            parts=numbers(shape.team * shape.num_quads * 4),
-            sums=numbers(4 * shape.team),
-            elements=elements,
-            biases=numbers(2 * shape.num_biases),
-            arrivals=numbers(1, dtype=torch.uint64),
             stratum=min((1 << 64) // shape.batch, (1 << 64) - 1),
             max_norm=float(config.max_grad_norm),
         )
+
+    def _arrays_of_block(self) -> dict[str, Any]:
+        """What is q_alone.cu's."""
+        shape = self.shape
+        return {"threads": torch.zeros(12 * shape.slots * shape.threads, device=self.learner.device)}
+
+    def _arrays_of_team(self) -> dict[str, Any]:
+        """What is q_learn.cu's."""
+        shape, table = self.shape, self.learner.table
+        numbers = partial(torch.zeros, device=self.learner.device)
+        tree = table.selector.tree
+        if tree is None:
+            of_tree = {name: numbers(1, dtype=torch.int32) for name in ("leaves", "maximum")}
+            of_tree |= {name: numbers(1, dtype=torch.int64) for name in ("nodes", "range", "refused")}
+            of_tree["beta"] = numbers(1)
+        else:
+            of_tree = {one: getattr(tree, one) for one in ("leaves", "nodes", "range", "beta", "maximum", "refused")}
+        selector = table.selector if isinstance(table.selector, Prioritized) else None
+        return {
+            **of_tree,
+            "index": numbers(shape.batch, dtype=torch.int64),
+            "lowest": numbers(shape.team, dtype=torch.int32),
+            "priority_alpha": float(selector.alpha if selector else 0.0),
+            "priority_epsilon": float(selector.epsilon if selector else 0.0),
+            "parts": numbers(shape.team * shape.num_quads * 4),
+            "sums": numbers(4 * shape.team),
+            "elements": numbers(2 * shape.num_elements * shape.element_bytes, dtype=torch.uint8),
+            "biases": numbers(2 * shape.num_biases),
+            "arrivals": numbers(1, dtype=torch.uint64),
+        }

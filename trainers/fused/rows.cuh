@@ -72,9 +72,10 @@ __device__ __forceinline__ float step_of(float x, float y, float c)
 {
 #if HAS_TENSOR_CORES
     if (!FULL_PRECISION) {
-        float root;
-        asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(y));
-        return __fdividef(x, root * c + 1e-5f);
+        float root, part;  // y below the smallest normal number is 0
+        asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(y));
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(part) : "f"(root * c + 1e-5f));
+        return x * part;
     }
 #endif
     return x / (sqrtf(y) * c + 1e-5f);

@@ -227,10 +227,9 @@ __device__ __forceinline__ void multiply(float (&c)[4], const Pair (&a)[4], Pair
 // Four 8 x 8 matrices in shared memory, which a barrier has made visible.
 //   row  the address of this lane's: row lane % 8 of matrix lane / 8
 template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const unsigned short* row)
+__device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], unsigned address)
 {
 #if HAS_TENSOR_CORES
-    const unsigned address = (unsigned)__cvta_generic_to_shared(row);
     if constexpr (TRANSPOSED) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
@@ -240,6 +239,13 @@ __device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const unsign
                      : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
                      : "r"(address));
     }
+#endif
+}
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const unsigned short* row)
+{
+#if HAS_TENSOR_CORES
+    load_matrices<TRANSPOSED>(pairs, (unsigned)__cvta_generic_to_shared(row));
 #endif
 }
 template <bool TRANSPOSED>

@@ -14,7 +14,7 @@ from trainers.experience.spec import spec_of
 from trainers.fused import plan
 from trainers.fused.limits import CPU, LARGE_GPU, Limits
 from trainers.fused.q_actor import FusedQActor
-from trainers.fused.q_learner import FusedQLearner, QShape, fit_q, plan_q
+from trainers.fused.q_learner import FusedQLearner, QAloneShape, QShape, fit_q, plan_q
 from trainers.fused.wide_q import WideQLearner, WideQShape
 from trainers.networks.policy import make_policy
 from trainers.settings.config import Config, ModelConfig, TrainerConfig
@@ -47,12 +47,17 @@ def make_trainer(folder, device: str, **policy) -> Trainer:
     return Trainer(make_config(folder, device, **policy))
 
 
-def learn_by_kernel(trainer: Trainer, rows: int = 64, in_cluster: bool = False, is_wide: bool = False) -> None:
+def learn_by_kernel(
+    trainer: Trainer, rows: int = 64, in_cluster: bool = False, is_wide: bool = False, is_alone: bool = False
+) -> None:
     algorithm = trainer.algorithms["agent"]
     hidden = algorithm.config.model.fc_dims
     if is_wide:
         shape = WideQShape(6, 0, (), hidden, 1, BATCH, rows, 2, 4, threads=128, step_threads=128, num_actions=3)
         algorithm.learns_by = WideQLearner(algorithm, shape)
+    elif is_alone:
+        shape = QAloneShape((6, *hidden, 3), BATCH, rows, 1, False, 4, threads=128)
+        algorithm.learns_by = FusedQLearner(algorithm, replace(shape, room=shape.shared_bytes + 4096))
     else:
         shape = QShape((6, *hidden, 3), BATCH, rows, -(-BATCH // rows), in_cluster, 4, threads=128)
         algorithm.learns_by = FusedQLearner(algorithm, shape)
@@ -69,12 +74,12 @@ SWITCHES = {
 }  # fmt: skip
 
 
-TEAMS = {"block": (64,), "grid": (16,), "cluster": (16, True), "wide": (16, False, True)}
+TEAMS = {"block": (64,), "grid": (16,), "cluster": (16, True), "wide": (16, False, True), "alone": (64, False, False, True)}
 
 
 @pytest.fixture(params=TEAMS.values(), ids=list(TEAMS))
 def team(request, device):
-    rows, in_cluster, is_wide = (*request.param, False, False)[:3]
+    rows, in_cluster, is_wide, is_alone = (*request.param, False, False, False)[:4]
     if rows < BATCH and device == "cpu" and not is_wide:
         pytest.skip("on a CPU blocks run one after the other")
     if in_cluster and torch.cuda.get_device_capability() < (9, 0):
@@ -84,6 +89,8 @@ def team(request, device):
 
 @pytest.mark.parametrize("switches", SWITCHES.values(), ids=list(SWITCHES))
 def test_updates_are_those_of_torch(switches, team, tmp_path, device):
+    if team == TEAMS["alone"]:
+        switches = {**switches, "prioritized": False}
     by_torch, by_kernel = (make_trainer(tmp_path / name, device, **switches) for name in ("torch", "kernel"))
     learn_by_kernel(by_kernel, *team)
     for _ in range(6):

@@ -1,0 +1,439 @@
+// Updates of a small Q-network in one launch by one block, which has the whole batch: draw, gather, targets, loss,
+// gradient, Adam, target network. Nothing but what is drawn comes from global memory: both networks and what is left of
+// their weights are in shared memory, and Adam's memory of each is in the registers of the thread whose warp multiplies
+// its gradient. So as many learners work side by side as there are multiprocessors: one a block.
+//
+// What limits it are products and Adam, about half and half.
+//
+// Constants, besides those of q_rows.cuh, q_block.cuh and gather.cuh:
+//   BATCH         transitions of an update
+//   DOUBLE        whether the network chooses the action that the target network judges
+//   HUBER_DELTA   0: squared errors
+//   TARGET_FREQ   updates from one step of the target network to the next
+//   TAU           how far it steps
+//   CLIPS         whether gradients are shortened to max_norm
+#include "q_block.cuh"
+#include "q_rows.cuh"
+
+constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
+constexpr int SLOTS0 = Division<0>::SLOTS, SLOTS1 = Division<1>::SLOTS, SLOTS2 = Division<LAYERS - 1>::SLOTS;
+constexpr int SLOTS = SLOTS0 + SLOTS1 + (LAYERS > 2 ? SLOTS2 : 0);  // quads of parameters of a thread
+constexpr int AT_ONCE = 5;  // of those, which it loads before it stores one, else each load waits for a store
+constexpr int BIAS_SLOTS = parts_of(BIASES, THREADS);
+
+struct alignas(16) Shared {
+    static constexpr int Q_PITCH = NUM_ACTIONS | 1;
+    Element weight[2][WEIGHTS];           // of the network, and of the target network
+    Rest rest[FULL_PRECISION ? 1 : SLOTS][THREADS];
+    Element features[2 * ROWS * PITCH0];  // of the rows, then of what came after them
+    Element hidden1[ROWS * PITCH1];       // then their deltas
+    Element hidden2[ROWS * PITCH2];
+    Element delta_out[ROWS * PITCH_OUT];
+    float bias[2][BIASES], of_bias[BIASES];
+    float q[(DOUBLE ? 2 : 1) * ROWS * Q_PITCH];
+    float q_of_target[ROWS * Q_PITCH];
+    float reward[ROWS], discount[ROWS], item_weight[ROWS], of_batch[NUM_FIGURES][ROWS];
+    int action[ROWS];
+    Next next[ROWS];
+    Rates rates;
+    float squares[WARPS];
+};
+// Gradients wait for their length: those of a thread's first slots in what is left of shared memory, the others in
+// registers.
+constexpr int LEFT = (SHARED_BYTES - (int)sizeof(Shared)) / (THREADS * (int)sizeof(Quad));
+constexpr int STORED = LEFT < 0 ? 0 : LEFT < SLOTS ? LEFT : SLOTS;
+
+static_assert(sizeof(Shared) <= SHARED_BYTES, "the block has less shared memory");
+static_assert(BATCH <= ROWS && NUM_ACTIONS <= 16, "a block has a batch, a tile the actions");
+
+// The last layer, of all rows.
+template <typename Shared, typename Take>
+__device__ __forceinline__ void last_of_rows(const Shared& shared, int network, float* q, Take take)
+{
+    constexpr int LAYER = LAYERS - 1, PITCH = pitch_of(in_of(LAYER));
+    const Element* given = LAYERS > 2 ? shared.hidden2 : shared.hidden1;
+#pragma unroll 1
+    for (int row = threadIdx.x / 32 * 16; row < ROWS; row += WARPS * 16) {
+        float sum[2][4];
+        multiply_rows<LAYER>(sum, given + row * PITCH, shared.weight[network] + weights_at(LAYER),
+                             shared.bias[network] + biases_at(LAYER), 0);
+        for_each_pair(sum, [&](int r, int c, float low, float high) {
+            float* place = q + (row + r) * Shared::Q_PITCH + c;
+            if (c < NUM_ACTIONS) place[0] = low;
+            if (c + 1 < NUM_ACTIONS) place[1] = high;
+        });
+        take(row);
+    }
+}
+
+// The hidden layers, of all rows, before a barrier.
+__device__ __forceinline__ void hidden_layers(Shared& shared, int network, const Element* features)
+{
+    hidden_of_rows<0>(features, shared.weight[network], shared.bias[network], shared.hidden1);
+    __syncthreads();
+    if constexpr (LAYERS > 2) {
+        hidden_of_rows<1>(shared.hidden1, shared.weight[network], shared.bias[network], shared.hidden2);
+        __syncthreads();
+    }
+}
+
+// What one thread steps.
+struct Mine {
+    Quad mean[SLOTS], square[SLOTS];
+    float bias_mean[BIAS_SLOTS], bias_square[BIAS_SLOTS];
+};
+
+// Calls take(slot, owned) for each slot of a thread. The last layer's come first, as their gradients do.
+template <typename Take>
+__device__ __forceinline__ void for_each_slot(Take take)
+{
+    if constexpr (LAYERS > 2) {
+#pragma unroll
+        for (int i = 0; i < SLOTS2; ++i) take(i, Division<LAYERS - 1>::owned(i));
+    }
+    constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
+#pragma unroll
+    for (int i = 0; i < SLOTS1; ++i) take(FIRST1 + i, Division<1>::owned(i));
+#pragma unroll
+    for (int i = 0; i < SLOTS0; ++i) take(FIRST1 + SLOTS1 + i, Division<0>::owned(i));
+}
+
+// The same for AT_ONCE of them from one on; `take` is told the how many-th of these a slot is, too, if there is a quad.
+template <typename Take>
+__device__ __forceinline__ void for_some_slots(int first, Take take)
+{
+    for_each_slot([&](int slot, const Owned& owned) {
+        if (slot >= first && slot < first + AT_ONCE && owned.is_there) take(slot, slot - first, owned);
+    });
+}
+
+// Where a layer's gradient waits, from a thread's FIRST slot on; the sum of its squares.
+//   stored  [STORED, THREADS]  written
+template <int FIRST, int COUNT>
+__device__ __forceinline__ float keep(const Quad (&of_layer)[COUNT], Quad (&gradient)[SLOTS], Quad* stored)
+{
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const Quad& one = of_layer[i];
+        squares += one.of[0] * one.of[0] + one.of[1] * one.of[1] + one.of[2] * one.of[2] + one.of[3] * one.of[3];
+        if (FIRST + i < STORED) {
+            stored[(FIRST + i) * THREADS + threadIdx.x] = one;
+        } else {
+            gradient[FIRST + i] = one;
+        }
+    }
+    return squares;
+}
+
+// The same of one slot, where it is not known in advance which.
+__device__ __forceinline__ Owned owned_of(int slot)
+{
+    constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
+    if (slot < FIRST1) return Division<LAYERS - 1>::owned(slot);
+    return slot < FIRST1 + SLOTS1 ? Division<1>::owned(slot - FIRST1) : Division<0>::owned(slot - FIRST1 - SLOTS1);
+}
+
+__device__ __forceinline__ float followed_by(float target, float parameter)
+{
+    const float way = parameter - target;
+    return TAU < 0.5f ? target + TAU * way : parameter - way * (1.0f - TAU);
+}
+
+// Makes the updates that are due.
+//   schedule         [2]  updates made before, and those that are due now             read, written
+//   done, observation, side, reward, action  what the store keeps                     read
+//   head             [1 or more]  steps added to it                                   read
+//   seed, draws      as table.py has them                                             read; read, written
+//   weight0, bias0, weight1, bias1, weight2, bias2  the network's, layer by layer     read, written
+//   target           [PARAMETERS]  the target network's, in the same order            read, written
+//   average, square  [PARAMETERS]  Adam's                                             read, written
+//   adam_steps       [2 LAYERS]  steps made, the same number for each tensor          read, written
+//   lr               [1]                                                              read
+//   halted, run_halted, first_name  [1]  of the guard: see adam_step                  read, written
+//   figures          [4]  of the last update: loss, q_mean, td_error, grad_norm       written
+//   threads          [3, SLOTS, THREADS, 4]  of weights, as threads have them: the target network's, and Adam's
+//                    two where a launch begins and ends                               read, written
+//   stratum          of a batch's points: see point_of
+//   max_norm         to which gradients are shortened, if it CLIPS
+extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
+    long long* schedule, const DoneCode* done, const float* observation, const float* side, const float* reward,
+    const ActionCode* action, const long long* head, const unsigned int* seed, unsigned long long* draws,
+    float* weight0, float* bias0, float* weight1, float* bias1, float* weight2, float* bias2, float* target,
+    float* average, float* square, float* adam_steps, const float* lr, float* halted, float* run_halted,
+    long long* first_name, float* figures, float* threads, unsigned long long stratum, float max_norm)
+{
+    extern __shared__ char memory[];
+    Shared& shared = *(Shared*)memory;
+    Quad* stored = (Quad*)(memory + sizeof(Shared));
+    const int tid = threadIdx.x;
+    const int lane = lane_index();
+    const Steps steps = {done, observation, side, reward, action};
+    const Parameters<float> parameters = {{weight0, weight1, weight2}, {bias0, bias1, bias2}};
+    Quad *of_target = (Quad*)threads, *of_mean = of_target + SLOTS * THREADS, *of_square = of_mean + SLOTS * THREADS;
+
+    const long long num_made = schedule[0];
+    const int num_due = (int)schedule[1];
+    const u64 first_draw = draws[0] >> 32;
+    const float rate = lr[0];
+    float num_steps = adam_steps[0];
+    bool is_halted = halted[0] != 0.0f;
+    if (num_due == 0) return;
+
+#pragma unroll 4
+    for (int i = tid; i < (int)(sizeof(Shared) / 16); i += THREADS) ((Bytes16*)memory)[i] = {};
+    __syncthreads();
+    Mine mine;
+    const auto rest_of = [&](int slot) -> Rest& { return shared.rest[FULL_PRECISION ? 0 : slot][tid]; };
+#pragma unroll 1
+    for (int slot = 0; slot < SLOTS; ++slot) {  // by way of memory, so that this is there once, not for each of them
+        const Owned owned = owned_of(slot);
+        if (owned.number < 0) continue;
+        const Place place(owned.number);
+        Quad parameter = {}, following = {}, mean = {}, mean_square = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int from = place.number(i);
+            if (from < 0) continue;
+            parameter.of[i] = parameters[from];
+            following.of[i] = target[from];
+            mean.of[i] = average[from];
+            mean_square.of[i] = square[from];
+        }
+        Rest unused;
+        part(parameter, shared.weight[0] + owned.element, owned.down, rest_of(slot));
+        part(following, shared.weight[1] + owned.element, owned.down, unused);
+        of_target[slot * THREADS + tid] = following;
+        of_mean[slot * THREADS + tid] = mean;
+        of_square[slot * THREADS + tid] = mean_square;
+    }
+#pragma unroll
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        mine.mean[slot] = of_mean[slot * THREADS + tid];
+        mine.square[slot] = of_square[slot * THREADS + tid];
+    }
+    const auto number_of_bias = [&](int i) {  // as torch has parameters; -1: it is beyond its layer
+        return i < BIASES ? Place(FRAGMENTS * 32 + i / 4).number(i % 4) : -1;
+    };
+#pragma unroll
+    for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
+        const int i = tid + slot * THREADS, from = number_of_bias(i);
+        mine.bias_mean[slot] = mine.bias_square[slot] = 0.0f;
+        if (from < 0) continue;
+        shared.bias[0][i] = parameters[from];
+        shared.bias[1][i] = target[from];
+        mine.bias_mean[slot] = average[from];
+        mine.bias_square[slot] = square[from];
+    }
+
+    const int row = tid / LANES;
+    const Drawable drawable = drawable_of(head[0]);
+    // A thread a row draws for all that gather it: of the last warps, for which the last layer's gradient has less work.
+    const int next_row = tid - (THREADS - ROWS);
+    const auto draw_next = [&](int k) {
+        if (next_row < 0) return;
+        Next& next = shared.next[next_row];
+        next.point = point_of(seed, min(next_row, BATCH - 1), first_draw + k, stratum);
+        next.item = draw_uniform(drawable, next.point);
+    };
+    const auto look_at_next = [&] {
+        const Item& item = shared.next[max(next_row, 0)].item;
+        return fate_of(steps.done, item.slot, item.env());
+    };
+    draw_next(0);
+    __syncthreads();
+    if (next_row >= 0) shared.next[next_row].fate = look_at_next();
+    __syncthreads();
+    Coming(steps, shared.next[row].item, shared.next[row].fate).store(shared, row < BATCH);
+
+    float length = 0.0f;
+    for (int k = 0; k < num_due; ++k) {
+        const bool is_last = k + 1 == num_due;
+        __syncthreads();
+#pragma unroll 1
+        for (int pass = 0; pass < (DOUBLE ? 3 : 2); ++pass) {  // what came after by one network, or both; then the rows
+            const int network = pass == 0 ? 1 : 0;
+            const bool is_after = pass < (DOUBLE ? 2 : 1);
+            if (pass > 0 && (LAYERS == 2 || DOUBLE)) __syncthreads();
+            hidden_layers(shared, network, shared.features + (is_after ? ROWS * PITCH0 : 0));
+            float* q = network ? shared.q_of_target : shared.q + (is_after ? ROWS * Shared::Q_PITCH : 0);
+            last_of_rows(shared, network, q, [&](int first) {
+                if (is_after) return;
+                __syncwarp();
+                if (lane < 16) judge_row(shared, first + lane);
+            });
+        }
+        __syncthreads();
+
+        Quad gradient[SLOTS];
+        float squares = 0.0f;
+        constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
+        if (!is_last) draw_next(k + 1);
+        if (tid == 0) {
+            const float made = num_steps + 1.0f;
+            shared.rates.follows = (num_made + k + 1) % TARGET_FREQ == 0;
+            shared.rates.step_size = rate / -expm1f(made * -0.105360516f);  // 1 - 0.9^steps, see adam_step
+            shared.rates.correction = 1.0f / sqrtf(-expm1f(made * -0.0010005003f));
+        }
+        if constexpr (LAYERS > 2) {
+            Quad of_layer[SLOTS2];
+            gradient_of_rows<LAYERS - 1>(shared.delta_out, shared.hidden2, of_layer, shared.of_bias);
+            squares += keep<0>(of_layer, gradient, stored);
+            __syncthreads();
+            deltas_of_rows<LAYERS - 1>(shared.delta_out, shared.weight[0], shared.hidden2);
+            __syncthreads();
+        }
+        const Element* delta1 = LAYERS > 2 ? shared.hidden2 : shared.delta_out;  // of the outputs of layer 1
+        if (LAYERS == 2) __syncthreads();  // what was drawn
+        const Fate fate = look_at_next();  // which comes while this is multiplied
+        {
+            Quad of_layer[SLOTS1];
+            gradient_of_rows<1>(delta1, shared.hidden1, of_layer, shared.of_bias);
+            squares += keep<FIRST1>(of_layer, gradient, stored);
+        }
+        if (next_row >= 0) shared.next[next_row].fate = fate;
+        __syncthreads();
+        deltas_of_rows<1>(delta1, shared.weight[0], shared.hidden1);
+        __syncthreads();
+        const Next next = shared.next[row];
+        Coming coming(steps, next.item, next.fate);  // which is on its way, until there is room for it
+        {
+            Quad of_layer[SLOTS0];
+            gradient_of_rows<0>(shared.hidden1, shared.features, of_layer, shared.of_bias);
+            squares += keep<FIRST1 + SLOTS1>(of_layer, gradient, stored);
+        }
+        const auto gradient_in = [&](int slot) -> Quad {
+            return slot < STORED ? stored[slot * THREADS + tid] : gradient[slot];
+        };
+        __syncthreads();
+#pragma unroll
+        for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
+            const int i = tid + slot * THREADS;
+            if (i < BIASES) squares += shared.of_bias[i] * shared.of_bias[i];
+        }
+        squares = over_warp(squares);
+        if (lane == 0) shared.squares[tid / 32] = squares;
+        __syncthreads();
+        float all_squares = 0.0f;
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) all_squares += shared.squares[warp];
+        length = sqrtf(all_squares);
+        if (!is_halted && !isfinite(length)) {  // the first tensor is told
+            is_halted = true;
+            long long first = NOTHING_FOUND;
+            for_each_slot([&](int slot, const Owned& owned) {
+                const Quad one = gradient_in(slot);
+                const bool is_told = !isfinite(one.of[0] + one.of[1] + one.of[2] + one.of[3]);
+                if (owned.is_there && is_told) first = min(first, 2ll * owned.layer);
+            });
+            for (int i = tid; i < BIASES; i += THREADS) {
+                const int layer = (i >= biases_at(1)) + (LAYERS > 2 && i >= biases_at(LAYERS - 1));
+                if (!isfinite(shared.of_bias[i])) first = min(first, 2ll * layer + 1);
+            }
+            if (first != NOTHING_FOUND) atomicMin(first_name, first);
+            __syncthreads();
+            if (tid == 0) {
+                if (__ldcg(first_name) == NOTHING_FOUND) first_name[0] = 0;  // too long, though no part is
+                halted[0] = run_halted[0] = 1.0f;
+            }
+        }
+        const float shortened = CLIPS ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
+        const Rates rates = shared.rates;
+        const auto step = [&](float slope, float& mean, float& mean_square, float parameter) {
+            mean += 0.1f * (slope - mean);
+            mean_square += 0.001f * (slope * slope - mean_square);
+            return parameter - rates.step_size * step_of(mean, mean_square, rates.correction);
+        };
+        if (!is_halted || rates.follows) {
+#pragma unroll
+            for (int first = 0; first < SLOTS; first += AT_ONCE) {
+                Quad parameter[AT_ONCE], slope[AT_ONCE], following[AT_ONCE];
+                for_some_slots(first, [&](int slot, int i, const Owned& owned) {
+                    parameter[i] = whole(shared.weight[0] + owned.element, owned.down, rest_of(slot));
+                    slope[i] = gradient_in(slot);
+                    if (rates.follows && TAU < 1.0f) following[i] = of_target[slot * THREADS + tid];
+                });
+                if (!is_halted) {
+                    for_some_slots(first, [&](int slot, int i, const Owned&) {
+#pragma unroll
+                        for (int n = 0; n < 4; ++n) {
+                            parameter[i].of[n] = step(slope[i].of[n] * shortened, mine.mean[slot].of[n],
+                                                      mine.square[slot].of[n], parameter[i].of[n]);
+                        }
+                    });
+                    for_some_slots(first, [&](int slot, int i, const Owned& owned) {
+                        part(parameter[i], shared.weight[0] + owned.element, owned.down, rest_of(slot));
+                    });
+                }
+                if (!rates.follows) continue;
+                for_some_slots(first, [&](int slot, int i, const Owned& owned) {
+                    Quad& next = following[i];
+#pragma unroll
+                    for (int n = 0; n < 4; ++n) {
+                        next.of[n] = followed_by(TAU < 1.0f ? next.of[n] : parameter[i].of[n], parameter[i].of[n]);
+                    }
+                    of_target[slot * THREADS + tid] = next;
+                    Rest unused;
+                    part(next, shared.weight[1] + owned.element, owned.down, unused);
+                });
+            }
+#pragma unroll
+            for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
+                const int i = tid + slot * THREADS;
+                if (i >= BIASES) continue;
+                float& bias = shared.bias[0][i];
+                if (!is_halted) {
+                    bias = step(shared.of_bias[i] * shortened, mine.bias_mean[slot], mine.bias_square[slot], bias);
+                }
+                if (rates.follows) shared.bias[1][i] = followed_by(shared.bias[1][i], bias);
+            }
+        }
+        if (!is_halted) num_steps += 1.0f;
+        if (is_last) break;
+        coming.store(shared, row < BATCH);
+    }
+
+    if (tid < NUM_FIGURES) {  // once a launch
+        float sum = 0.0f;
+        for (int r = 0; r < ROWS; ++r) sum += shared.of_batch[tid][r];
+        figures[tid] = sum / BATCH;
+    }
+    if (tid == NUM_FIGURES) figures[3] = length;
+#pragma unroll
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        of_mean[slot * THREADS + tid] = mine.mean[slot];
+        of_square[slot * THREADS + tid] = mine.square[slot];
+    }
+#pragma unroll 1
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        const Owned owned = owned_of(slot);
+        if (owned.number < 0) continue;
+        const Place place(owned.number);
+        const Quad parameter = whole(shared.weight[0] + owned.element, owned.down, rest_of(slot));
+        const Quad following = of_target[slot * THREADS + tid];
+        const Quad mean = of_mean[slot * THREADS + tid], mean_square = of_square[slot * THREADS + tid];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int to = place.number(i);
+            if (to < 0) continue;
+            parameters[to] = parameter.of[i];
+            target[to] = following.of[i];
+            average[to] = mean.of[i];
+            square[to] = mean_square.of[i];
+        }
+    }
+#pragma unroll
+    for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
+        const int i = tid + slot * THREADS, to = number_of_bias(i);
+        if (to < 0) continue;
+        parameters[to] = shared.bias[0][i];
+        target[to] = shared.bias[1][i];
+        average[to] = mine.bias_mean[slot];
+        square[to] = mine.bias_square[slot];
+    }
+    if (tid < 2 * LAYERS) adam_steps[tid] = num_steps;
+    if (tid == 0) {
+        draws[0] += (u64)num_due << 32;
+        schedule[0] = num_made + num_due;
+    }
+}
