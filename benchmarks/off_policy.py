@@ -6,9 +6,9 @@ python benchmarks/off_policy.py --device cuda --rows Q1 Q2 trainer.precision=tf3
     Q1       DQN of CartPole, 10 envs, batches of 128, 120 and 84 units: an update every 10 env steps, which are one of
              each env
     Q1_of_16 the same, by iterations of 16 steps of each env and 16 updates, which are one launch
+    Q1_between  the same, an update after each step of the envs, by iterations of 256 steps, which are one launch
     Q3       as Q1_of_16, 16 seeds of it side by side in one process
-    Q3_of_132  132 seeds, by iterations of 256 steps and updates, 4 multiprocessors a seed; by itself, so that it is the
-             first that uses the GPU
+    Q3_of_132  132 seeds, as Q1_between, by iterations of 1,024 steps
     Q2       DQN of CartPole, 4,096 envs, batches of 4,096, a buffer of 2^20: an update every step of the envs
     Q2_of_8  the same, by iterations of 8 steps and 8 updates
     Q8_256   SAC of Pendulum, 1,024 envs, 256x256, batches of 256: an update every step of the envs
@@ -69,8 +69,9 @@ SMALL, LARGE = {**DQN, "batch_size": 128, "buffer_size": 10_000}, {**DQN, "batch
 ROWS = {
     "Q1": _row("cartpole", 10, 1, 1, SMALL),
     "Q1_of_16": _row("cartpole", 10, 16, 1, SMALL),
+    "Q1_between": _row("cartpole", 10, 256, 1, {**SMALL, "updates_in_rollouts": True}),
     "Q3": {**_row("cartpole", 10, 16, 1, SMALL), "population": {"size": 16}},
-    "Q3_of_132": {**_row("cartpole", 10, 256, 1, SMALL), "population": {"size": 132}},
+    "Q3_of_132": {**_row("cartpole", 10, 1024, 1, {**SMALL, "updates_in_rollouts": True}), "population": {"size": 132}},
     "Q2": _row("cartpole", 4096, 1, 1, LARGE),
     "Q2_of_8": _row("cartpole", 4096, 8, 1, LARGE),
     "Q8_256": _row("pendulum", 1024, 1, 1, {**SAC, "batch_size": 256}),
@@ -79,7 +80,6 @@ ROWS = {
     "Q10_32": _row("memory_len", 64, 8, 1, {**R2D2, "batch_size": 32}),
     "Q10_128": _row("memory_len", 64, 8, 1, {**R2D2, "batch_size": 128}),
 }
-ROWS["Q3_of_132"]["trainer"]["multiprocessors"] = 4
 
 
 def measure(trainer: Trainer | Population, seconds: float, repeats: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning", arXiv
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,8 +39,17 @@ class DQNConfig(QReplayConfig):
     """Whether the last layers draw their weights, by a noise whose size is learned, so that agents try what they are
     unsure of. Epsilon is then 0; greedy actions are chosen without noise."""
 
+    updates_in_rollouts: bool = False
+    """Whether updates are made between the steps of a rollout, as they fall due, instead of after it: agents act by the
+    newest network however long it is, and a GPU makes all of it in one launch. Of a small network and few envs, with
+    uniform draws; elsewhere iterations of one step do the same."""
+
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()
+        if self.updates_in_rollouts:
+            for key in ("prioritized", "dueling", "noisy", "hindsight", "tiers"):
+                if getattr(self, key):
+                    yield "updates_in_rollouts", f"the kernel that makes them knows no {key}. Leave one of them out."
         if self.noisy and (self.epsilon != FALLING or self.epsilon_per_env):
             key = "epsilon" if self.epsilon != FALLING else "epsilon_per_env"
             yield key, "noisy: true tries other actions by its noise, and epsilon is 0 then. Leave one of them out."
@@ -95,7 +104,7 @@ class DQN(QReplay):
     config: DQNConfig
 
     def __init__(self, config: DQNConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
-        from trainers.fused.q_learner import find_q_learner
+        from trainers.fused.q_learner import find_q_learner, refuse_in_rollouts
 
         super().__init__(config, group, guard, seed)
         self.noise = group.actor.noise
@@ -105,6 +114,8 @@ class DQN(QReplay):
         self._redraw()
         if type(self) is DQN:
             self.learns_by = find_q_learner(self)
+        elif config.updates_in_rollouts:
+            refuse_in_rollouts(self, f"the kernel that makes them knows DQN, and no {type(self).__name__}")
         self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 
     @classmethod
@@ -165,7 +176,11 @@ class DQN(QReplay):
     def state(self) -> State:
         found = super().state()
         noise = {f"noise_{i}.{end}": one for i, pair in enumerate(self._noise_of_ranks) for end, one in enumerate(pair)}
-        return {**found, "acting": {**found["acting"], **noise}}
+        begun = self.learns_by.state() if self.config.updates_in_rollouts else {}
+        return {**found, "acting": {**found["acting"], **noise, **begun}}
+
+    def phases(self) -> Mapping[str, Callable[[], Figures]]:
+        return {} if self.config.updates_in_rollouts else super().phases()
 
     def add(self) -> Figures:
         """Keeps the rollout; the next one is played by new noise."""
@@ -175,6 +190,8 @@ class DQN(QReplay):
 
     def restored(self) -> None:
         super().restored()
+        if self.config.updates_in_rollouts:
+            self.learns_by.restored()
         for ours, of_ranks in self._noise_pairs():
             ours.copy_(self.world.part(of_ranks, 0))
 

@@ -82,7 +82,7 @@ class FusedQActor(EpsilonGreedyActor):
         group, rollout = self.group, self.group.rollout
         constants = self._constants(shape, num_envs * self.spec.num_agents)
         try:
-            functions, of_envs = compile_with_envs(FILE, "q_act", constants, step, rollout, num_envs)
+            functions, of_envs = compile_with_envs(FILE.read_text(), "q_act", constants, step, rollout, num_envs)
         except CompileError:  # what only an env's macro can bring about
             return None
         arrays = self._arrays(group.seen_array, group.action_array, group.q_value)

@@ -3,9 +3,12 @@
 // their weights are in shared memory, and Adam's memory of each is in the registers of the thread whose warp multiplies
 // its gradient. So as many learners work side by side as there are multiprocessors: one a block.
 //
-// What limits it are products and Adam, about half and half.
+// What limits it is the latency of its 13 steps between barriers; of 20,000 cycles an update products have 12,000, and
+// Adam 4,000.
 //
-// Constants, besides those of q_rows.cuh, q_block.cuh and gather.cuh:
+// Where with_envs.py gives it the envs' step, it plays a rollout, and makes updates between its steps as they fall due.
+//
+// Constants, besides those of q_rows.cuh, q_block.cuh and gather.cuh, and of q_play.cuh where it plays:
 //   BATCH         transitions of an update
 //   DOUBLE        whether the network chooses the action that the target network judges
 //   HUBER_DELTA   0: squared errors
@@ -14,6 +17,13 @@
 //   CLIPS         whether gradients are shortened to max_norm
 #include "q_block.cuh"
 #include "q_rows.cuh"
+
+#ifdef STEP_ENVS
+#include "q_play.cuh"
+constexpr bool PLAYS = true;
+#else
+constexpr bool PLAYS = false;
+#endif
 
 constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
 constexpr int SLOTS0 = Division<0>::SLOTS, SLOTS1 = Division<1>::SLOTS, SLOTS2 = Division<LAYERS - 1>::SLOTS;
@@ -141,9 +151,10 @@ __device__ __forceinline__ float followed_by(float target, float parameter)
 }
 
 // Makes the updates that are due.
-//   schedule         [2]  updates made before, and those that are due now             read, written
-//   done, observation, side, reward, action  what the store keeps                     read
-//   head             [1 or more]  steps added to it                                   read
+//   schedule         [2]  updates made before, and those that are due now; or where it plays, the number of env steps
+//                    before, over all envs, in place of the latter                    read, written
+//   done, observation, side, reward, action  what the store keeps                     read; where it plays written
+//   head             [1 or more]  steps added to it                                   read; where it plays written
 //   seed, draws      as table.py has them                                             read; read, written
 //   weight0, bias0, weight1, bias1, weight2, bias2  the network's, layer by layer     read, written
 //   target           [PARAMETERS]  the target network's, in the same order            read, written
@@ -156,12 +167,22 @@ __device__ __forceinline__ float followed_by(float target, float parameter)
 //                    two where a launch begins and ends                               read, written
 //   stratum          of a batch's points: see point_of
 //   max_norm         to which gradients are shortened, if it CLIPS
+// What follows is read and written where it plays; see Rollout and Kept:
+//   env_seed, env_step, epsilon, exponents  as q_act has them
+//   seen, acted, q_value, paid, terminated, truncated, last, truncations  of the rollout
+//   side_step, num_truncated, num_dropped  of the store
+//   learning_starts, replay_ratio [1]  by which updates fall due
+//   num_steps        of the rollout; what STEP_ENVS needs comes after it
 extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
-    long long* schedule, const DoneCode* done, const float* observation, const float* side, const float* reward,
-    const ActionCode* action, const long long* head, const unsigned int* seed, unsigned long long* draws,
+    long long* schedule, DoneCode* done, float* observation, float* side, float* reward, ActionCode* action,
+    long long* head, const unsigned int* seed, unsigned long long* draws,
     float* weight0, float* bias0, float* weight1, float* bias1, float* weight2, float* bias2, float* target,
     float* average, float* square, float* adam_steps, const float* lr, float* halted, float* run_halted,
-    long long* first_name, float* figures, float* threads, unsigned long long stratum, float max_norm)
+    long long* first_name, float* figures, float* threads, unsigned long long stratum, float max_norm,
+    const unsigned int* env_seed, const long long* env_step, const float* epsilon, const float* exponents,
+    const float* seen, int* acted, float* q_value, const float* paid, const bool* terminated, const bool* truncated,
+    const float* last, const int* truncations, long long* side_step, long long* num_truncated, long long* num_dropped,
+    long long learning_starts, const double* replay_ratio, int num_steps)
 {
     extern __shared__ char memory[];
     Shared& shared = *(Shared*)memory;
@@ -172,13 +193,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     const Parameters<float> parameters = {{weight0, weight1, weight2}, {bias0, bias1, bias2}};
     Quad *of_target = (Quad*)threads, *of_mean = of_target + SLOTS * THREADS, *of_square = of_mean + SLOTS * THREADS;
 
-    const long long num_made = schedule[0];
-    const int num_due = (int)schedule[1];
+    const long long begin = head[0];
     const u64 first_draw = draws[0] >> 32;
     const float rate = lr[0];
-    float num_steps = adam_steps[0];
+    float num_adam_steps = adam_steps[0];
     bool is_halted = halted[0] != 0.0f;
-    if (num_due == 0) return;
+    long long num_made = schedule[0];
+    if (!PLAYS && schedule[1] == 0) return;
+    int num_drawn = 0;  // updates of this launch so far
 
 #pragma unroll 4
     for (int i = tid; i < (int)(sizeof(Shared) / 16); i += THREADS) ((Bytes16*)memory)[i] = {};
@@ -227,171 +249,211 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     }
 
     const int row = tid / LANES;
-    const Drawable drawable = drawable_of(head[0]);
     // A thread a row draws for all that gather it: of the last warps, for which the last layer's gradient has less work.
     const int next_row = tid - (THREADS - ROWS);
-    const auto draw_next = [&](int k) {
+    long long head_of_next = -1;  // as which the store was drawn from
+    const auto draw_next = [&](long long now) {
+        head_of_next = now;
         if (next_row < 0) return;
         Next& next = shared.next[next_row];
-        next.point = point_of(seed, min(next_row, BATCH - 1), first_draw + k, stratum);
-        next.item = draw_uniform(drawable, next.point);
+        next.point = point_of(seed, min(next_row, BATCH - 1), first_draw + num_drawn, stratum);
+        next.item = draw_uniform(drawable_of(now), next.point);
     };
     const auto look_at_next = [&] {
         const Item& item = shared.next[max(next_row, 0)].item;
         return fate_of(steps.done, item.slot, item.env());
     };
-    draw_next(0);
-    __syncthreads();
-    if (next_row >= 0) shared.next[next_row].fate = look_at_next();
-    __syncthreads();
-    Coming(steps, shared.next[row].item, shared.next[row].fate).store(shared, row < BATCH);
-
     float length = 0.0f;
-    for (int k = 0; k < num_due; ++k) {
-        const bool is_last = k + 1 == num_due;
+    // Makes so many updates, at least one, from a store to which `now` steps were added.
+    const auto make_updates = [&](long long now, int num_due) {
+        if (head_of_next != now) draw_next(now);
         __syncthreads();
+        if (next_row >= 0) shared.next[next_row].fate = look_at_next();
+        __syncthreads();
+        Coming(steps, shared.next[row].item, shared.next[row].fate).store(shared, row < BATCH);
 #pragma unroll 1
-        for (int pass = 0; pass < (DOUBLE ? 3 : 2); ++pass) {  // what came after by one network, or both; then the rows
-            const int network = pass == 0 ? 1 : 0;
-            const bool is_after = pass < (DOUBLE ? 2 : 1);
-            if (pass > 0 && (LAYERS == 2 || DOUBLE)) __syncthreads();
-            hidden_layers(shared, network, shared.features + (is_after ? ROWS * PITCH0 : 0));
-            float* q = network ? shared.q_of_target : shared.q + (is_after ? ROWS * Shared::Q_PITCH : 0);
-            last_of_rows(shared, network, q, [&](int first) {
-                if (is_after) return;
-                __syncwarp();
-                if (lane < 16) judge_row(shared, first + lane);
-            });
-        }
-        __syncthreads();
+        for (int k = 0; k < num_due; ++k) {
+            const bool is_last = k + 1 == num_due;
+            __syncthreads();
+#pragma unroll 1
+            for (int pass = 0; pass < (DOUBLE ? 3 : 2); ++pass) {  // what came after by one network, or both; then the rows
+                const int network = pass == 0 ? 1 : 0;
+                const bool is_after = pass < (DOUBLE ? 2 : 1);
+                if (pass > 0 && (LAYERS == 2 || DOUBLE)) __syncthreads();
+                hidden_layers(shared, network, shared.features + (is_after ? ROWS * PITCH0 : 0));
+                float* q = network ? shared.q_of_target : shared.q + (is_after ? ROWS * Shared::Q_PITCH : 0);
+                last_of_rows(shared, network, q, [&](int first) {
+                    if (is_after) return;
+                    __syncwarp();
+                    if (lane < 16) judge_row(shared, first + lane);
+                });
+            }
+            __syncthreads();
 
-        Quad gradient[SLOTS];
-        float squares = 0.0f;
-        constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
-        if (!is_last) draw_next(k + 1);
-        if (tid == 0) {
-            const float made = num_steps + 1.0f;
-            shared.rates.follows = (num_made + k + 1) % TARGET_FREQ == 0;
-            shared.rates.step_size = rate / -expm1f(made * -0.105360516f);  // 1 - 0.9^steps, see adam_step
-            shared.rates.correction = 1.0f / sqrtf(-expm1f(made * -0.0010005003f));
-        }
-        if constexpr (LAYERS > 2) {
-            Quad of_layer[SLOTS2];
-            gradient_of_rows<LAYERS - 1>(shared.delta_out, shared.hidden2, of_layer, shared.of_bias);
-            squares += keep<0>(of_layer, gradient, stored);
-            __syncthreads();
-            deltas_of_rows<LAYERS - 1>(shared.delta_out, shared.weight[0], shared.hidden2);
-            __syncthreads();
-        }
-        const Element* delta1 = LAYERS > 2 ? shared.hidden2 : shared.delta_out;  // of the outputs of layer 1
-        if (LAYERS == 2) __syncthreads();  // what was drawn
-        const Fate fate = look_at_next();  // which comes while this is multiplied
-        {
-            Quad of_layer[SLOTS1];
-            gradient_of_rows<1>(delta1, shared.hidden1, of_layer, shared.of_bias);
-            squares += keep<FIRST1>(of_layer, gradient, stored);
-        }
-        if (next_row >= 0) shared.next[next_row].fate = fate;
-        __syncthreads();
-        deltas_of_rows<1>(delta1, shared.weight[0], shared.hidden1);
-        __syncthreads();
-        const Next next = shared.next[row];
-        Coming coming(steps, next.item, next.fate);  // which is on its way, until there is room for it
-        {
-            Quad of_layer[SLOTS0];
-            gradient_of_rows<0>(shared.hidden1, shared.features, of_layer, shared.of_bias);
-            squares += keep<FIRST1 + SLOTS1>(of_layer, gradient, stored);
-        }
-        const auto gradient_in = [&](int slot) -> Quad {
-            return slot < STORED ? stored[slot * THREADS + tid] : gradient[slot];
-        };
-        __syncthreads();
-#pragma unroll
-        for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
-            const int i = tid + slot * THREADS;
-            if (i < BIASES) squares += shared.of_bias[i] * shared.of_bias[i];
-        }
-        squares = over_warp(squares);
-        if (lane == 0) shared.squares[tid / 32] = squares;
-        __syncthreads();
-        float all_squares = 0.0f;
-#pragma unroll
-        for (int warp = 0; warp < WARPS; ++warp) all_squares += shared.squares[warp];
-        length = sqrtf(all_squares);
-        if (!is_halted && !isfinite(length)) {  // the first tensor is told
-            is_halted = true;
-            long long first = NOTHING_FOUND;
-            for_each_slot([&](int slot, const Owned& owned) {
-                const Quad one = gradient_in(slot);
-                const bool is_told = !isfinite(one.of[0] + one.of[1] + one.of[2] + one.of[3]);
-                if (owned.is_there && is_told) first = min(first, 2ll * owned.layer);
-            });
-            for (int i = tid; i < BIASES; i += THREADS) {
-                const int layer = (i >= biases_at(1)) + (LAYERS > 2 && i >= biases_at(LAYERS - 1));
-                if (!isfinite(shared.of_bias[i])) first = min(first, 2ll * layer + 1);
-            }
-            if (first != NOTHING_FOUND) atomicMin(first_name, first);
-            __syncthreads();
+            Quad gradient[SLOTS];
+            float squares = 0.0f;
+            constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
+            ++num_drawn;
+            if (!is_last || PLAYS) draw_next(is_last ? now + 1 : now);
             if (tid == 0) {
-                if (__ldcg(first_name) == NOTHING_FOUND) first_name[0] = 0;  // too long, though no part is
-                halted[0] = run_halted[0] = 1.0f;
+                const float made = num_adam_steps + 1.0f;
+                shared.rates.follows = (num_made + 1) % TARGET_FREQ == 0;
+                shared.rates.step_size = rate / -expm1f(made * -0.105360516f);  // 1 - 0.9^steps, see adam_step
+                shared.rates.correction = 1.0f / sqrtf(-expm1f(made * -0.0010005003f));
             }
-        }
-        const float shortened = CLIPS ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
-        const Rates rates = shared.rates;
-        const auto step = [&](float slope, float& mean, float& mean_square, float parameter) {
-            mean += 0.1f * (slope - mean);
-            mean_square += 0.001f * (slope * slope - mean_square);
-            return parameter - rates.step_size * step_of(mean, mean_square, rates.correction);
-        };
-        if (!is_halted || rates.follows) {
-#pragma unroll
-            for (int first = 0; first < SLOTS; first += AT_ONCE) {
-                Quad parameter[AT_ONCE], slope[AT_ONCE], following[AT_ONCE];
-                for_some_slots(first, [&](int slot, int i, const Owned& owned) {
-                    parameter[i] = whole(shared.weight[0] + owned.element, owned.down, rest_of(slot));
-                    slope[i] = gradient_in(slot);
-                    if (rates.follows && TAU < 1.0f) following[i] = of_target[slot * THREADS + tid];
-                });
-                if (!is_halted) {
-                    for_some_slots(first, [&](int slot, int i, const Owned&) {
-#pragma unroll
-                        for (int n = 0; n < 4; ++n) {
-                            parameter[i].of[n] = step(slope[i].of[n] * shortened, mine.mean[slot].of[n],
-                                                      mine.square[slot].of[n], parameter[i].of[n]);
-                        }
-                    });
-                    for_some_slots(first, [&](int slot, int i, const Owned& owned) {
-                        part(parameter[i], shared.weight[0] + owned.element, owned.down, rest_of(slot));
-                    });
-                }
-                if (!rates.follows) continue;
-                for_some_slots(first, [&](int slot, int i, const Owned& owned) {
-                    Quad& next = following[i];
-#pragma unroll
-                    for (int n = 0; n < 4; ++n) {
-                        next.of[n] = followed_by(TAU < 1.0f ? next.of[n] : parameter[i].of[n], parameter[i].of[n]);
-                    }
-                    of_target[slot * THREADS + tid] = next;
-                    Rest unused;
-                    part(next, shared.weight[1] + owned.element, owned.down, unused);
-                });
+            if constexpr (LAYERS > 2) {
+                Quad of_layer[SLOTS2];
+                gradient_of_rows<LAYERS - 1>(shared.delta_out, shared.hidden2, of_layer, shared.of_bias);
+                squares += keep<0>(of_layer, gradient, stored);
+                __syncthreads();
+                deltas_of_rows<LAYERS - 1>(shared.delta_out, shared.weight[0], shared.hidden2);
+                __syncthreads();
             }
+            const Element* delta1 = LAYERS > 2 ? shared.hidden2 : shared.delta_out;  // of the outputs of layer 1
+            if (LAYERS == 2) __syncthreads();  // what was drawn
+            const Fate fate = look_at_next();  // which comes while this is multiplied
+            {
+                Quad of_layer[SLOTS1];
+                gradient_of_rows<1>(delta1, shared.hidden1, of_layer, shared.of_bias);
+                squares += keep<FIRST1>(of_layer, gradient, stored);
+            }
+            if (next_row >= 0) shared.next[next_row].fate = fate;
+            __syncthreads();
+            deltas_of_rows<1>(delta1, shared.weight[0], shared.hidden1);
+            __syncthreads();
+            const Next next = shared.next[row];
+            Coming coming(steps, next.item, next.fate);  // which is on its way, until there is room for it
+            {
+                Quad of_layer[SLOTS0];
+                gradient_of_rows<0>(shared.hidden1, shared.features, of_layer, shared.of_bias);
+                squares += keep<FIRST1 + SLOTS1>(of_layer, gradient, stored);
+            }
+            const auto gradient_in = [&](int slot) -> Quad {
+                return slot < STORED ? stored[slot * THREADS + tid] : gradient[slot];
+            };
+            __syncthreads();
 #pragma unroll
             for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
                 const int i = tid + slot * THREADS;
-                if (i >= BIASES) continue;
-                float& bias = shared.bias[0][i];
-                if (!is_halted) {
-                    bias = step(shared.of_bias[i] * shortened, mine.bias_mean[slot], mine.bias_square[slot], bias);
-                }
-                if (rates.follows) shared.bias[1][i] = followed_by(shared.bias[1][i], bias);
+                if (i < BIASES) squares += shared.of_bias[i] * shared.of_bias[i];
             }
+            squares = over_warp(squares);
+            if (lane == 0) shared.squares[tid / 32] = squares;
+            __syncthreads();
+            float all_squares = 0.0f;
+#pragma unroll
+            for (int warp = 0; warp < WARPS; ++warp) all_squares += shared.squares[warp];
+            length = sqrtf(all_squares);
+            if (!is_halted && !isfinite(length)) {  // the first tensor is told
+                is_halted = true;
+                long long first = NOTHING_FOUND;
+                for_each_slot([&](int slot, const Owned& owned) {
+                    const Quad one = gradient_in(slot);
+                    const bool is_told = !isfinite(one.of[0] + one.of[1] + one.of[2] + one.of[3]);
+                    if (owned.is_there && is_told) first = min(first, 2ll * owned.layer);
+                });
+                for (int i = tid; i < BIASES; i += THREADS) {
+                    const int layer = (i >= biases_at(1)) + (LAYERS > 2 && i >= biases_at(LAYERS - 1));
+                    if (!isfinite(shared.of_bias[i])) first = min(first, 2ll * layer + 1);
+                }
+                if (first != NOTHING_FOUND) atomicMin(first_name, first);
+                __syncthreads();
+                if (tid == 0) {
+                    if (__ldcg(first_name) == NOTHING_FOUND) first_name[0] = 0;  // too long, though no part is
+                    halted[0] = run_halted[0] = 1.0f;
+                }
+            }
+            const float shortened = CLIPS ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
+            const Rates rates = shared.rates;
+            const auto step = [&](float slope, float& mean, float& mean_square, float parameter) {
+                mean += 0.1f * (slope - mean);
+                mean_square += 0.001f * (slope * slope - mean_square);
+                return parameter - rates.step_size * step_of(mean, mean_square, rates.correction);
+            };
+            if (!is_halted || rates.follows) {
+#pragma unroll
+                for (int first = 0; first < SLOTS; first += AT_ONCE) {
+                    Quad parameter[AT_ONCE], slope[AT_ONCE], following[AT_ONCE];
+                    for_some_slots(first, [&](int slot, int i, const Owned& owned) {
+                        parameter[i] = whole(shared.weight[0] + owned.element, owned.down, rest_of(slot));
+                        slope[i] = gradient_in(slot);
+                        if (rates.follows && TAU < 1.0f) following[i] = of_target[slot * THREADS + tid];
+                    });
+                    if (!is_halted) {
+                        for_some_slots(first, [&](int slot, int i, const Owned&) {
+#pragma unroll
+                            for (int n = 0; n < 4; ++n) {
+                                parameter[i].of[n] = step(slope[i].of[n] * shortened, mine.mean[slot].of[n],
+                                                          mine.square[slot].of[n], parameter[i].of[n]);
+                            }
+                        });
+                        for_some_slots(first, [&](int slot, int i, const Owned& owned) {
+                            part(parameter[i], shared.weight[0] + owned.element, owned.down, rest_of(slot));
+                        });
+                    }
+                    if (!rates.follows) continue;
+                    for_some_slots(first, [&](int slot, int i, const Owned& owned) {
+                        Quad& next = following[i];
+#pragma unroll
+                        for (int n = 0; n < 4; ++n) {
+                            next.of[n] = followed_by(TAU < 1.0f ? next.of[n] : parameter[i].of[n], parameter[i].of[n]);
+                        }
+                        of_target[slot * THREADS + tid] = next;
+                        Rest unused;
+                        part(next, shared.weight[1] + owned.element, owned.down, unused);
+                    });
+                }
+#pragma unroll
+                for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
+                    const int i = tid + slot * THREADS;
+                    if (i >= BIASES) continue;
+                    float& bias = shared.bias[0][i];
+                    if (!is_halted) {
+                        bias = step(shared.of_bias[i] * shortened, mine.bias_mean[slot], mine.bias_square[slot], bias);
+                    }
+                    if (rates.follows) shared.bias[1][i] = followed_by(shared.bias[1][i], bias);
+                }
+            }
+            if (!is_halted) num_adam_steps += 1.0f;
+            ++num_made;
+            if (is_last) break;
+            coming.store(shared, row < BATCH);
         }
-        if (!is_halted) num_steps += 1.0f;
-        if (is_last) break;
-        coming.store(shared, row < BATCH);
+    };
+
+#ifdef STEP_ENVS
+    static_assert(2 * PLAYED_ROWS <= ROWS && PITCH0 <= PITCH_OUT * (ROWS / PLAYED_ROWS), "no room to play in");
+    // What is acted by lies where rows of an update are between updates.
+    float* numbers = (float*)(shared.hidden1 + PLAYED_ROWS * PITCH1);
+    const Choice<PLAYED_ROWS> choice = {
+        shared.weight[0], shared.bias[0], shared.delta_out, shared.hidden1, shared.hidden2, numbers,
+        numbers + PLAYED_ROWS * CHOICE_PITCH, numbers + PLAYED_ROWS * (CHOICE_PITCH + 1)};
+    const Rollout rollout = {seen, acted, q_value, paid, terminated, truncated, last, truncations};
+    const Kept kept = {done, observation, side, reward, action, side_step, num_truncated, num_dropped};
+    const long long steps_before = schedule[1];
+    const double ratio = replay_ratio[0];
+    num_made = updates_by(steps_before, learning_starts, ratio);
+#pragma unroll 1
+    for (int t = 0; t < num_steps; ++t) {
+        __syncthreads();
+        const long long step = (long long)t * NUM_ENVS, now = begin + t + 1;
+        act(choice, seen + step * SEEN_COLUMNS * NUM_FEATURES, env_seed, env_step, epsilon, exponents,
+            acted + step * NUM_COLUMNS, q_value + step * GROUP_SIZE);
+        STEP_ENVS(t)
+        keep_step(rollout, kept, t, begin + t);
+        const long long by_now = updates_by(steps_before + step + NUM_ENVS, learning_starts, ratio);
+        if (by_now > num_made && drawable_of(now).count > 0) make_updates(now, (int)(by_now - num_made));
+        num_made = by_now;
     }
+    if (tid == 0) {
+        head[0] = head[1] = begin + num_steps;
+        schedule[1] = steps_before + (long long)num_steps * NUM_ENVS;
+    }
+#else
+    make_updates(begin, (int)schedule[1]);
+#endif
+    __syncthreads();
+    if (num_drawn == 0) return;
 
     if (tid < NUM_FIGURES) {  // once a launch
         float sum = 0.0f;
@@ -431,9 +493,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         average[to] = mine.bias_mean[slot];
         square[to] = mine.bias_square[slot];
     }
-    if (tid < 2 * LAYERS) adam_steps[tid] = num_steps;
+    if (tid < 2 * LAYERS) adam_steps[tid] = num_adam_steps;
     if (tid == 0) {
-        draws[0] += (u64)num_due << 32;
-        schedule[0] = num_made + num_due;
+        draws[0] += (u64)num_drawn << 32;
+        schedule[0] = num_made;
     }
 }

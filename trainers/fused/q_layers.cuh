@@ -132,16 +132,16 @@ __device__ __forceinline__ void multiply_rows(
     }
 }
 
-// Of all rows: calls take(row, column, sum) for each 16 by 16 of what a layer makes of them, before its activation.
-//   rows     [ROWS]  what it is given
+// Of COUNT rows: calls take(row, column, sum) for each 16 by 16 of what a layer makes of them, before its activation.
+//   rows     [COUNT]  what it is given
 //   weights, biases  of all layers
-template <int LAYER, typename Take>
+template <int LAYER, int COUNT, typename Take>
 __device__ __forceinline__ void for_each_tile(
     const Element* rows, const Element* weights, const float* biases, Take take)
 {
-    for (int unit = threadIdx.x / 32; unit < ROWS / 16 * padded(out_of(LAYER)) / 16; unit += WARPS) {
-        const int row = unit % (ROWS / 16) * 16;
-        const int column = unit / (ROWS / 16) * 16;
+    for (int unit = threadIdx.x / 32; unit < COUNT / 16 * padded(out_of(LAYER)) / 16; unit += WARPS) {
+        const int row = unit % (COUNT / 16) * 16;
+        const int column = unit / (COUNT / 16) * 16;
         float sum[2][4];
         multiply_rows<LAYER>(sum, rows + row * pitch_of(in_of(LAYER)), weights + weights_at(LAYER),
                              biases + biases_at(LAYER), column);

@@ -7,24 +7,30 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
+from trainers.acting.epsilon_greedy import NEVER
+from trainers.algorithms.algorithm import START, Clock
+from trainers.fused.actor import place_constants
 from trainers.fused.limits import Limits
 from trainers.fused.of_replay import AdamMemory, find_learner, join_memory, why_no_kernel, why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.shape import to_tiles
 from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
+from trainers.fused.with_envs import compile_with_envs, envs_of_block
 from trainers.networks.policy import inputs_of
 from trainers.replay.kernel_text import HERE as REPLAY
 from trainers.replay.selectors import Prioritized
 from warpdrive.backends.base import LaunchShape
+from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.layout import FINAL
 from warpdrive.signature import CTYPES
 
 if TYPE_CHECKING:
-    from trainers.algorithms.algorithm import Clock, Figures
+    from trainers.algorithms.algorithm import Figures
     from trainers.algorithms.dqn import DQN, DQNConfig
     from trainers.experience.spec import GroupSpec
     from warpdrive.backends.base import Backend
@@ -179,11 +185,26 @@ class QAloneShape(QShape):
 
     def constants(self) -> dict[str, Constant]:
         """Of q_alone.cu."""
-        return {name: one for name, one in super().constants().items() if name not in TEAM} | {"SHARED_BYTES": self.room}
+        of_block = {name: one for name, one in super().constants().items() if name not in TEAM}
+        return {**of_block, "SHARED_BYTES": self.room}
 
 
 TEAM = ("TEAM", "IN_CLUSTER", "SLICES")
 """Constants that a block alone has no use for."""
+ENV_BYTES = 8 << 10
+"""Static shared memory that an env's step may have, where the block steps envs, too."""
+
+
+def fit_alone(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int) -> QAloneShape | str:
+    """One block that has the whole batch and keeps all it needs on the chip, if it does fit; else why not."""
+    rows = max(16, 1 << (batch - 1).bit_length())
+    if rows > MOST_ROWS:
+        return f"a batch of {batch:,} is more than the {MOST_ROWS} that a block alone learns from"
+    sizes = tuple(widths), batch, rows, 1, False, element_bytes, THREADS_ALONE
+    shape = QAloneShape(*sizes, room=limits.shared_bytes - ENV_BYTES)
+    if shape.shared_bytes > shape.room or shape.slots > MOST_SLOTS or widths[-1] > 16:
+        return "the network does not fit a block that learns alone"
+    return shape
 
 
 def plan_q(
@@ -197,13 +218,37 @@ def plan_q(
         return "the kernel of Q-learning is of one GPU"
     sizes = widths_of(config, spec), config.batch_size, limits, 2 if precision == "bf16" else 4
     is_plain = why_not_plain(config, spec, KERNEL) is None
+    if config.updates_in_rollouts:
+        return fit_alone(*sizes)
+    is_drawn_evenly = is_plain and not (config.tiers or config.hindsight or config.prioritized)
+    if is_drawn_evenly and limits.capability is not None and limits.num_multiprocessors == 1:
+        alone = fit_alone(*sizes)
+        if not isinstance(alone, str):
+            return alone
     found = fit_q(*sizes) if is_plain and not (config.tiers or config.hindsight) else "it is not there as it is seen"
     return plan_wide_q(*sizes, is_plain) if isinstance(found, str) else found
 
 
 def find_q_learner(learner: DQN) -> DQN | FusedQLearner | WideQLearner:
-    """Who makes its updates: a kernel, or itself."""
-    return find_learner(learner, plan_q, lambda found: WideQLearner if isinstance(found, WideQShape) else FusedQLearner)
+    """Who makes its updates: a kernel, or itself.
+
+    Raises:
+        ConfigError: they are to be made in rollouts, and no kernel can.
+    """
+    kinds = {WideQShape: WideQLearner, QAloneShape: FusedQLearner, QShape: FusedQLearner}
+    found = find_learner(learner, plan_q, lambda shape: kinds[type(shape)])
+    if learner.config.updates_in_rollouts and not isinstance(found, FusedQLearner):
+        refuse_in_rollouts(learner, learner.group.actor.why)
+    return found
+
+
+def refuse_in_rollouts(learner: DQN, why: str) -> NoReturn:
+    """Raises ConfigError: no kernel makes its updates between the steps of a rollout."""
+    num_envs = learner.group.rollout.num_envs
+    raise ConfigError(
+        f"policy.{learner.group.name}.updates_in_rollouts: {why}. Leave it out and set trainer.train_batch_size: "
+        f"{num_envs}, a step an iteration, which does the same."
+    )
 
 
 def why_not(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> str | None:
@@ -257,6 +302,7 @@ class FusedQLearner:
 
     def __init__(self, learner: DQN, shape: QShape) -> None:
         self.learner, self.shape = learner, shape
+        self.in_rollouts = learner.config.updates_in_rollouts
         # Else blocks wait for each other that nothing but room brings onto the GPU at once.
         self.shares_nothing = shape.team == 1 or shape.in_cluster
         device, backend = learner.device, learner.group.rollout.env.backend
@@ -270,13 +316,21 @@ class FusedQLearner:
         self._target = join_memory(list(learner.target.parameters()))
         self._adam = AdamMemory(learner.optimizer)
         self.launch = self._prepare(backend, schedule)
+        if self.in_rollouts:  # in place of what only plays
+            learner.group.rollout.calls[0] = self.launch
+            learner.set_scalars(START)
 
     def updates(self) -> dict[str, Callable[[], Figures]]:
-        """One graph an iteration: the rollout is kept, and all updates that are due are made."""
-        return {"add": self.add_and_learn}
+        """One graph an iteration: the rollout is kept, and all updates that are due are made; unless it was made of
+        both."""
+        return {} if self.in_rollouts else {"add": self.add_and_learn}
 
     def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Sequence[Callable[[], Figures]]:
         """What an iteration calls: "add", which makes all updates, and steps the target network."""
+        if self.in_rollouts:
+            # What is scheduled is set for the next rollout, which is made of its updates, too.
+            self.learner.set_scalars(Clock(clock.iteration + 1, clock.env_steps + clock.batch, clock.batch))
+            return [self.figures]
         config, add = self.learner.config, phases["add"]
         due = config.updates_in(clock) if self.learner.table.num_drawable else range(0)
         self.due(config.updates_by(clock.env_steps), len(due))
@@ -294,13 +348,25 @@ class FusedQLearner:
                 place.fill_(now)
         self._told = (num_made + number, number)
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a rollout that learns begins with: the env steps before it."""
+        return {"env_steps": self._schedule[1].view(1)} if self.in_rollouts else {}
+
+    def restored(self) -> None:
+        if self.in_rollouts:
+            self.learner.set_scalars(Clock(0, int(self._schedule[1]), 0))
+
+    def figures(self) -> Figures:
+        """Of the last update."""
+        return dict(zip(FIGURES, self._figures.unbind(), strict=True))
+
     def add_and_learn(self) -> Figures:
         return {**self.learner.add(), **self.learn()}
 
     def learn(self) -> Figures:
         """The updates that are due."""
         self.launch()
-        return dict(zip(FIGURES, self._figures.unbind(), strict=True))
+        return self.figures()
 
     def _prepare(self, backend: Backend, schedule: torch.Tensor) -> Callable[[], None]:
         learner, shape, config = self.learner, self.shape, self.learner.config
@@ -326,17 +392,21 @@ class FusedQLearner:
             text = f"typedef {kind} {code};\n" + text.replace(code, kind)
         if shape.in_cluster:
             text = text.replace(" __launch_bounds__", f" __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
-        functions = FunctionManager(
-            None, text, constants, store.layout.num_envs, backend=backend,
-            include_folders=[KERNELS, REPLAY], name=f"<fused {kernel}>",
-        )  # fmt: skip
+        if self.in_rollouts:
+            functions, more = self._with_envs(text, constants)
+        else:
+            more = {}
+            functions = FunctionManager(
+                None, text, constants, store.layout.num_envs, backend=backend,
+                include_folders=[KERNELS, REPLAY], name=f"<fused {kernel}>",
+            )  # fmt: skip
         own = self._arrays_of_block() if isinstance(shape, QAloneShape) else self._arrays_of_team()
         return functions.prepare(
             kernel,
             LaunchShape(shape.team, (shape.threads, 1), shape.launch_bytes),
             schedule=schedule,
             **arrays,
-            **own,
+            **{**own, **more},
             **layers_of(self.parameters),
             head=store.small["head"],
             seed=store.seed,
@@ -354,10 +424,56 @@ class FusedQLearner:
             max_norm=float(config.max_grad_norm),
         )
 
+    def _with_envs(self, text: str, constants: Mapping[str, Constant]) -> tuple[FunctionManager, dict[str, Any]]:
+        """The kernel that steps the envs, too, and what it takes of them."""
+        learner, shape, group = self.learner, self.shape, self.learner.group
+        rollout, env, actor, num_agents = group.rollout, group.rollout.env, group.actor, len(group.agents)
+        step, rows = env.step_function(), to_tiles(env.num_envs * num_agents)
+        if not rollout.is_whole or step is None:
+            refuse_in_rollouts(learner, "something but the policy and the envs has a part in each step")
+        if 2 * rows > shape.rows or envs_of_block(step, num_agents, rows, shape.threads) < env.num_envs:
+            most = shape.rows // 2 // num_agents
+            told = f"a block steps {most} envs beside its updates, and there are {env.num_envs:,}"
+            refuse_in_rollouts(learner, told)
+        played = {
+            **place_constants(group),
+            "BLOCK_ROWS": env.num_envs * num_agents,
+            "PLAYED_ROWS": rows,
+            "ALL_AGENTS": env.num_agents,
+            "NUM_SIDES": learner.store.layout.num_sides,
+            "MAX_TRUNCATIONS": rollout.max_truncations,
+            "GREEDY": False,
+            "HAS_EXPONENTS": actor.exponents is not None,
+            "NEVER": NEVER,
+        }
+        functions, of_envs = compile_with_envs(
+            text, shape.kernel, {**constants, **played}, step, rollout, env.num_envs, [REPLAY]
+        )
+        return functions, {**of_envs, "num_steps": rollout.num_steps}
+
     def _arrays_of_block(self) -> dict[str, Any]:
-        """What is q_alone.cu's."""
-        shape = self.shape
-        return {"threads": torch.zeros(12 * shape.slots * shape.threads, device=self.learner.device)}
+        """What is q_alone.cu's. Where it does not play, it reads nothing of what is played by."""
+        learner, shape, group = self.learner, self.shape, self.learner.group
+        rollout, small, actor, data = group.rollout, learner.store.small, group.actor, group.rollout.env.data
+        found = {
+            "threads": torch.zeros(12 * shape.slots * shape.threads, device=learner.device),
+            "env_seed": data["seed"],
+            "env_step": data["env_step"],
+            "epsilon": actor.epsilon,
+            "exponents": actor.epsilon if actor.exponents is None else actor.exponents.flatten(),
+            "seen": group.seen_array,
+            "acted": group.action_array,
+            "q_value": group.q_value,
+            "paid": rollout.reward,
+            "terminated": rollout.terminated,
+            "truncated": rollout.truncated,
+            "last": data[FINAL + group.spec.seen[0].array],
+            "truncations": data["num_truncated"],
+            "learning_starts": learner.config.learning_starts,
+            "replay_ratio": torch.tensor([learner.config.replay_ratio], dtype=torch.float64, device=learner.device),
+            "num_steps": 0,
+        }
+        return {**found, **{name: small[name] for name in ("side_step", "num_truncated", "num_dropped")}}
 
     def _arrays_of_team(self) -> dict[str, Any]:
         """What is q_learn.cu's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,32 +34,35 @@ def envs_of_block(step: StepFunction, num_agents: int, rows: int, threads: int) 
 
 
 def compile_with_envs(
-    file: Path, kernel: str, constants: Mapping[str, Constant], step: StepFunction, rollout: Rollout, num_envs: int
-) -> tuple[FunctionManager, dict[str, torch.Tensor]]:
-    """A kernel of a file with STEP_ENVS(t) after each step t of `num_steps`, which is its last parameter; and what its
-    launch is given of the envs.
+    text: str, kernel: str, constants: Mapping[str, Constant], step: StepFunction, rollout: Rollout, num_envs: int,
+    include_folders: Sequence[Path] = (),
+) -> tuple[FunctionManager, dict[str, torch.Tensor]]:  # fmt: skip
+    """A kernel with STEP_ENVS(t) after each step t of `num_steps`, which is its last parameter; and what its launch is
+    given of the envs.
 
     Args:
-        constants: of the file. It and they are in a namespace of their own: an env's names may be the same.
+        text: of its file.
+        constants: of the text. It and they are in a namespace of their own: an env's names may be the same.
         num_envs: of a block, whose first threads step them.
+        include_folders: where the text includes from, besides this one.
     """
     env, slots = rollout.env, rollout.slots(0)
     arrays = {f"of_{one.name}": slots.get(one.name, env.data[one.name]) for one in step.parameters}
     now = {name: f"of_{name} + (t) * {slot.numel()}ll" for name, slot in slots.items()}
     call = step.call({one.name: now.get(one.name, f"of_{one.name}") for one in step.parameters})
     parameters = ", ".join(str(replace(one, name=f"of_{one.name}")) for one in step.parameters)
-    text = f"""#define BLOCK_IS_A_ROW
+    whole = f"""#define BLOCK_IS_A_ROW
 {step.text}
 #define STEP_ENVS(t) __syncthreads(); if (threadIdx.x < ENVS_PER_BLOCK * THREADS_PER_ENV) {call} __syncthreads();
 namespace acting {{
 {write_constants(constants)}
-{file.read_text().replace(LAST, f"{LAST[:-1]}, {parameters})")}
+{text.replace(LAST, f"{LAST[:-1]}, {parameters})")}
 }}
 using acting::{kernel};
 """
     functions = FunctionManager(
-        None, text, step.constants, env.num_envs, env.num_agents, env.backend,
-        include_folders=[KERNELS, *step.include_folders], name=f"<{kernel} with envs>",
+        None, whole, step.constants, env.num_envs, env.num_agents, env.backend,
+        include_folders=[KERNELS, *include_folders, *step.include_folders], name=f"<{kernel} with envs>",
         block=(step.threads_per_env, num_envs),
     )  # fmt: skip
     return functions, arrays

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from trainers.settings.config import Config, ModelConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.env import load_env
+from warpdrive.env_wrapper import EnvWrapper
 
 WIDTHS = (20, 9)
 BATCH = 40
@@ -29,12 +31,13 @@ BATCH = 40
 def make_config(folder, device: str, precision: str = "fp32", **policy) -> Config:
     """2 envs, 4 steps and 4 updates an iteration from the third on; episodes of 3 steps."""
     model = {"fc_dims": list(policy.pop("fc_dims", WIDTHS)), "activation": policy.pop("activation", "relu")}
+    num_steps = policy.pop("num_steps", 4)
     own = {"algorithm": "DQN", "buffer_size": 48, "batch_size": BATCH, "learning_starts": 16, "replay_ratio": 0.5}
     config = {
         "name": "acrobot",
         "env": {"episode_length": 3},
         "trainer": {
-            "num_envs": 2, "train_batch_size": 8, "total_timesteps": 800, "device": device,
+            "num_envs": 2, "train_batch_size": 2 * num_steps, "total_timesteps": 800, "device": device,
             "precision": precision,
         },
         "policy": {"agent": {**own, "model": model, **policy}},
@@ -74,12 +77,13 @@ SWITCHES = {
 }  # fmt: skip
 
 
-TEAMS = {"block": (64,), "grid": (16,), "cluster": (16, True), "wide": (16, False, True), "alone": (64, False, False, True)}
+ALONE = (64, False, False, True)
+TEAMS = {"block": (64,), "grid": (16,), "cluster": (16, True), "wide": (16, False, True), "alone": ALONE}
 
 
 @pytest.fixture(params=TEAMS.values(), ids=list(TEAMS))
 def team(request, device):
-    rows, in_cluster, is_wide, is_alone = (*request.param, False, False, False)[:4]
+    rows, in_cluster, is_wide = (*request.param, False, False)[:3]
     if rows < BATCH and device == "cpu" and not is_wide:
         pytest.skip("on a CPU blocks run one after the other")
     if in_cluster and torch.cuda.get_device_capability() < (9, 0):
@@ -89,7 +93,7 @@ def team(request, device):
 
 @pytest.mark.parametrize("switches", SWITCHES.values(), ids=list(SWITCHES))
 def test_updates_are_those_of_torch(switches, team, tmp_path, device):
-    if team == TEAMS["alone"]:
+    if team == ALONE:
         switches = {**switches, "prioritized": False}
     by_torch, by_kernel = (make_trainer(tmp_path / name, device, **switches) for name in ("torch", "kernel"))
     learn_by_kernel(by_kernel, *team)
@@ -108,6 +112,41 @@ def test_updates_are_those_of_torch(switches, team, tmp_path, device):
     assert torch.equal(ours.table.draws, theirs.table.draws)
     for name, tensor in theirs.table.selector.tensors().items():  # leaves are in units of 2^-20
         torch.testing.assert_close(ours.table.selector.tensors()[name], tensor, rtol=1e-4, atol=8, msg=name)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"target_update_freq": 3, "tau": 1.0},
+        {"replay_ratio": 0.3, "n_step": 2, "buffer_size": 44, "fc_dims": (20,), "epsilon_per_env": True},
+        {"replay_ratio": 1.0, "double": False, "huber_delta": None, "clip_grad_norm": False},
+    ],
+)
+def test_a_rollout_that_learns_is_as_many_iterations_of_one_step(switches, tmp_path, device, monkeypatch):
+    """8 iterations of 4 steps are 32 by torch of one: what is kept, in a ring of 24, learned and done is the same."""
+    switches = {"epsilon": 0.3, "buffer_size": 46, **switches}
+    by_torch = make_trainer(tmp_path / "torch", device, num_steps=1, **switches)
+    monkeypatch.setattr(TrainerConfig, "precision_on", lambda *_: plan.FULL_PRECISION)
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
+    monkeypatch.setattr("trainers.trainer.EnvWrapper", partial(EnvWrapper, folds=True))
+    at_once = make_trainer(tmp_path / "kernel", device, updates_in_rollouts=True, **switches)
+    ours, theirs = at_once.algorithms["agent"], by_torch.algorithms["agent"]
+    assert isinstance(ours.learns_by.shape, QAloneShape) and ours.learns_by.in_rollouts and theirs.path == "torch"
+    for _ in range(8):
+        found = at_once.iterate()["agent"]
+        expected = [by_torch.iterate()["agent"] for _ in range(4)][-1]
+    assert ours.store.num_steps_added == theirs.store.num_steps_added == 32 and ours.store.layout.num_slots == 24
+    for name, tensor in theirs.store.tensors.items():
+        torch.testing.assert_close(ours.store.tensors[name], tensor, rtol=1e-6, atol=1e-6, msg=name)
+    for name, tensor in theirs.store.small.items():
+        torch.testing.assert_close(ours.store.small[name], tensor, rtol=1e-6, atol=1e-6, msg=name)
+    assert theirs.store.small["num_truncated"].sum() > 8
+    assert torch.equal(ours.table.draws, theirs.table.draws) and int(ours.table.draws[0]) >> 32 > 3
+    for name in ("loss", "q_mean", "td_error", "grad_norm"):
+        assert float(found[name]) == pytest.approx(float(expected[name]), rel=1e-5, abs=1e-5), name
+    for state in ("optim", "target"):
+        for name, tensor in theirs.state()[state].items():
+            torch.testing.assert_close(ours.state()[state][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("switches", [{"epsilon": 0.4, "epsilon_per_env": True}, {"fc_dims": (20,), "epsilon": 0.2}])
