@@ -264,13 +264,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         return fate_of(steps.done, item.slot, item.env());
     };
     float length = 0.0f;
-    // Makes so many updates, at least one, from a store to which `now` steps were added.
-    const auto make_updates = [&](long long now, int num_due) {
-        if (head_of_next != now) draw_next(now);
+    // Makes so many updates, at least one, from a store to which `now` steps were added, the last of them in a slot.
+    const auto make_updates = [&](long long now, int newest, int num_due) {
+        const bool is_gathered = head_of_next == now;  // as the last update left it, ahead of a step
+        if (!is_gathered) draw_next(now);
         __syncthreads();
-        if (next_row >= 0) shared.next[next_row].fate = look_at_next();
+        if (next_row >= 0) {
+            Next& next = shared.next[next_row];
+            const Fate fate = look_at_next(), before = next.fate;
+            const int back = newest - next.item.slot + (next.item.slot > newest ? NUM_SLOTS : 0);
+            const bool is_other = fate.code != before.code || fate.num_steps != before.num_steps;
+            next.is_stale = !is_gathered || back < N_STEP || is_other;
+            next.fate = fate;
+        }
         __syncthreads();
-        Coming(steps, shared.next[row].item, shared.next[row].fate).store(shared, row < BATCH);
+        const Next& given = shared.next[row];
+        if (given.is_stale) Coming(steps, given.item, given.fate).store(shared, row < BATCH);
 #pragma unroll 1
         for (int k = 0; k < num_due; ++k) {
             const bool is_last = k + 1 == num_due;
@@ -416,7 +425,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             }
             if (!is_halted) num_adam_steps += 1.0f;
             ++num_made;
-            if (is_last) break;
+            if (is_last && !PLAYS) break;
             coming.store(shared, row < BATCH);
         }
     };
@@ -433,24 +442,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     const long long steps_before = schedule[1];
     const double ratio = replay_ratio[0];
     num_made = updates_by(steps_before, learning_starts, ratio);
+    int slot = (int)(begin % NUM_SLOTS);
 #pragma unroll 1
     for (int t = 0; t < num_steps; ++t) {
-        __syncthreads();
         const long long step = (long long)t * NUM_ENVS, now = begin + t + 1;
+        const long long by_now = updates_by(steps_before + step + NUM_ENVS, learning_starts, ratio);
+        const int num_due = drawable_of(now).count > 0 ? (int)(by_now - num_made) : 0;
+        __syncthreads();
         act(choice, seen + step * SEEN_COLUMNS * NUM_FEATURES, env_seed, env_step, epsilon, exponents,
             acted + step * NUM_COLUMNS, q_value + step * GROUP_SIZE);
         STEP_ENVS(t)
-        keep_step(rollout, kept, t, begin + t);
-        const long long by_now = updates_by(steps_before + step + NUM_ENVS, learning_starts, ratio);
-        if (by_now > num_made && drawable_of(now).count > 0) make_updates(now, (int)(by_now - num_made));
+        keep_step(rollout, kept, t, now - 1, slot);
+        if (num_due > 0) make_updates(now, slot, num_due);
         num_made = by_now;
+        slot = slot_after(slot, 1);
     }
     if (tid == 0) {
         head[0] = head[1] = begin + num_steps;
         schedule[1] = steps_before + (long long)num_steps * NUM_ENVS;
     }
 #else
-    make_updates(begin, (int)schedule[1]);
+    make_updates(begin, 0, (int)schedule[1]);
 #endif
     __syncthreads();
     if (num_drawn == 0) return;

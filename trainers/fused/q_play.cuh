@@ -28,17 +28,18 @@ struct Kept {
     long long *side_step, *num_truncated, *num_dropped;  // see add_steps
 };
 
-// Takes step t of the rollout in, the store's `step`-th. All threads of the block call it, between barriers.
-__device__ __forceinline__ void keep_step(const Rollout& rollout, const Kept& kept, int t, long long step)
+// Takes step t of the rollout in, the store's `step`-th, whose slot it says. All threads of the block call it, between
+// barriers.
+__device__ __forceinline__ void keep_step(const Rollout& rollout, const Kept& kept, int t, long long step, int slot)
 {
-    const int slot = (int)(step % NUM_SLOTS), next_slot = slot_after(slot, 1);
+    const int next_slot = slot_after(slot, 1);
     const auto copy_row = [&](const float* from, float* to, int env) {
         for (int i = 0; i < GROUP_SIZE * NUM_FEATURES; ++i) {
             to[(long long)env * GROUP_SIZE * NUM_FEATURES + i] =
                 from[((long long)env * SEEN_COLUMNS + FIRST_SEEN) * NUM_FEATURES + i];
         }
     };
-    for (int env = threadIdx.x; env < NUM_ENVS; env += THREADS) {
+    for (int env = THREADS - 1 - threadIdx.x; env < NUM_ENVS; env += THREADS) {  // others begin with what follows
         const bool is_terminated = rollout.terminated[t * NUM_ENVS + env];
         const bool is_truncated = rollout.truncated[t * NUM_ENVS + env] && !is_terminated;
         const int k = rollout.truncations[env] - 1;

@@ -18,6 +18,7 @@ struct Next {
     u64 point;  // that draws it
     Item item;  // and what follows, where it draws evenly
     Fate fate;
+    bool is_stale;  // what was gathered of it, as what it needs has come or changed since
 };
 
 // Of an update's step.
