@@ -13,6 +13,7 @@ import torch
 
 from trainers.callbacks import Callbacks, entry_of_member
 from trainers.errors import NonFiniteError, RunFolderError
+from trainers.fused.joint import join_rollouts
 from trainers.learning.graphs import SideBySide
 from trainers.report.statistics import returns_by_group
 from trainers.run import disk
@@ -116,6 +117,11 @@ class Population:
         """By number, members that met a NaN, or whose folder is theirs no more."""
         self._told = min(member.iteration for member in self.members)
         """Iterations of each that were told of."""
+        self.joint = join_rollouts([list(member.algorithms.values()) for member in self.members])
+        """What plays for all of them, where they learn while they play."""
+        if self.joint is not None:
+            for member in self.members:
+                member.leave_playing()
         algorithms = [one for member in self.members for one in member.algorithms.values()]
         graphs = [[member.graph_of_rollout, *member.graphs_of_updates] for member in self.members]
         share_nothing = all(one.shares_nothing for one in algorithms)
@@ -165,6 +171,10 @@ class Population:
     def iterate(self) -> dict[int, dict[str, Mapping[str, torch.Tensor | float]]]:
         """One iteration of each member that is under way; of each, by its number, what `Trainer.iterate` gives."""
         playing = self.under_way
+        if self.joint is not None:
+            for member in playing:
+                member.begin()
+            self.joint([self.members.index(member) for member in playing])
         if len(playing) == len(self.members) and self.side_by_side.is_at_once:
             figures = self.side_by_side([member.iterate for member in playing])
         else:

@@ -201,6 +201,8 @@ class Trainer:
         self.side_by_side = SideBySide(graphs, self.backend, share_nothing)
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
+        self._begin: Graphed | None = None
+        """What comes before a rollout that another plays."""
         self._play = self._graphed(self._collect)
         self.timing = Timing(self.env.device, self._collect, self.rollout.is_whole)
         self.plays_alone = not self.rollout.is_whole
@@ -305,9 +307,8 @@ class Trainer:
             policy -> debug figures, on the device.
         """
         timing, is_first = self.timing, not self._was_looked_at
-        if is_first:
-            prepare_look(self.rollout)
-        timing.begin_iteration()
+        if self._begin is None:
+            self.begin()
         in_parts = self.plays_alone and not self.reporter.waits_for_parts and timing.asks_for_parts()
         (self._play_in_parts if in_parts else self._play)()
         timing.end_rollout()
@@ -323,8 +324,24 @@ class Trainer:
         self.iteration += 1
         return figures
 
+    def begin(self) -> None:
+        """What comes before a rollout."""
+        if not self._was_looked_at:
+            prepare_look(self.rollout)
+        self.timing.begin_iteration()
+        if self._begin is not None:
+            self._begin()
+
+    def leave_playing(self) -> None:
+        """From here on another plays the rollouts, between `begin` and `iterate`."""
+        self._begin = self._graphed(self.rollout.begin_steps)
+        self._play = self._graphed(self._look_at_rollout)
+
     def _collect(self, mark: Callable[[], None] | None = None) -> None:
         self.rollout.collect(mark)
+        self._look_at_rollout()
+
+    def _look_at_rollout(self) -> None:
         self.guard.check_rollout()
         self.metrics.add_rollout()
 
@@ -423,8 +440,9 @@ class Trainer:
 
     def forget_graphs(self) -> None:
         """What was captured is captured anew."""
-        for graphed in (self._play, self._play_in_parts, *self.graphs_of_updates):
-            graphed.forget()
+        for graphed in (self._begin, self._play, self._play_in_parts, *self.graphs_of_updates):
+            if graphed is not None:
+                graphed.forget()
 
     def _make_policy(self, env: Env, name: str, generator: torch.Generator, reads_file: bool) -> Policy:
         config = self.config.policy[name]

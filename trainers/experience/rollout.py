@@ -139,14 +139,19 @@ class Rollout:
         for name in self.observations:
             self.env.data[name].copy_(self.data[name][-1])
 
-    def collect(self, mark: Call | None = None) -> None:
-        """Plays T steps from where the last rollout ended; `mark` is called where the env begins or ends its part."""
+    def begin_steps(self) -> None:
+        """Makes room for T steps, from where the last rollout ended."""
         with torch.inference_mode():
             for name in self.observations:
                 self.data[name][0].copy_(self.data[name][-1])
             if self.active is not None:
                 self.active[0].copy_(self.active[-1])
             self.env.data["num_truncated"].zero_()
+
+    def collect(self, mark: Call | None = None) -> None:
+        """Plays T steps from where the last rollout ended; `mark` is called where the env begins or ends its part."""
+        self.begin_steps()
+        with torch.inference_mode():
             if mark is None:
                 for call in self.calls:
                     call()

@@ -17,7 +17,8 @@ from trainers.fused.actor import data_of_draws, place_constants
 from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import FULL_PRECISION
-from trainers.fused.q_learner import KERNEL, QShape, layers_of, why_not, widths_of
+from trainers.fused.q_learner import KERNEL, layers_of, why_not, widths_of
+from trainers.fused.q_shape import QShape
 from trainers.fused.with_envs import SHARED_BYTES, compile_with_envs, envs_of_block
 from warpdrive.backends.ahead import this_or
 from warpdrive.backends.base import LaunchShape

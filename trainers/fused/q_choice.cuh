@@ -44,7 +44,7 @@ __device__ __forceinline__ void act(
     const float* epsilon, const float* exponents, int* action, float* q_value)
 {
     const int num_rows = NUM_ENVS * GROUP_SIZE;
-    const int first = blockIdx.x * BLOCK_ROWS;
+    const int first = BLOCK_OF_ENVS * BLOCK_ROWS;
 #pragma unroll 1
     for (int i = threadIdx.x; i < BLOCK_ROWS * padded(NUM_FEATURES); i += THREADS) {
         const int row = i / padded(NUM_FEATURES), column = i % padded(NUM_FEATURES);

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -17,6 +16,7 @@ from trainers.fused.actor import place_constants
 from trainers.fused.limits import Limits
 from trainers.fused.of_replay import AdamMemory, find_learner, join_memory, why_no_kernel, why_not_plain
 from trainers.fused.packed import KERNELS
+from trainers.fused.q_shape import QAloneShape, QShape, fit_alone, fit_q
 from trainers.fused.shape import to_tiles
 from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
 from trainers.fused.with_envs import compile_with_envs, envs_of_block
@@ -33,178 +33,11 @@ if TYPE_CHECKING:
     from trainers.algorithms.algorithm import Figures
     from trainers.algorithms.dqn import DQN, DQNConfig
     from trainers.experience.spec import GroupSpec
-    from warpdrive.backends.base import Backend
 
 FIGURES = ("loss", "q_mean", "td_error", "grad_norm")
 """Of the last update, as the kernel writes them."""
 KERNEL = "Q-learning"
 """As which it is told of."""
-PADDING = 8
-"""Elements that a row in shared memory is longer than whole tiles."""
-THREADS = 512
-"""Of a block."""
-MOST_ROWS = 128
-"""Of a batch, which a block has."""
-CLUSTER = 8
-"""Blocks that may be one cluster."""
-THREADS_ALONE = 256
-"""Of a block that has the whole batch: fewer, which multiply more at once each."""
-MOST_SLOTS = 16
-"""Quads of parameters that a thread has there with Adam's memory of them in its registers."""
-
-
-@dataclass(frozen=True)
-class QShape:
-    """A Q-network of one or two hidden layers, and how many of a batch's rows a block has."""
-
-    widths: tuple[int, ...]
-    """Of the features, the hidden layers and the actions."""
-    batch: int
-    rows: int
-    team: int
-    """Blocks."""
-    in_cluster: bool
-    element_bytes: int
-    threads: int = THREADS
-    kernel: ClassVar[str] = "q_learn"
-
-    @property
-    def layers(self) -> list[tuple[int, int]]:
-        """(outputs, inputs) of each."""
-        return list(zip(self.widths[1:], self.widths[:-1], strict=True))
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(out * (given + 1) for out, given in self.layers)
-
-    @property
-    def num_elements(self) -> int:
-        """Of the weights of one network, as products read them."""
-        return sum(to_tiles(out) * (to_tiles(given) + PADDING) for out, given in self.layers)
-
-    @property
-    def num_biases(self) -> int:
-        return sum(to_tiles(out) for out, _ in self.layers)
-
-    @property
-    def num_quads(self) -> int:
-        """Of parameters, as lanes hold sums of 16 by 8: what the parts of a gradient are made of."""
-        fragments = sum(to_tiles(out) // 16 * -(-given // 8) for out, given in self.layers)
-        return 32 * fragments + self.num_biases // 4
-
-    @property
-    def slices(self) -> int:
-        """Threads that add up the parts of four parameters' gradient: more, where a block has few of them."""
-        share = -(-self.num_quads // self.team)
-        slices = 1
-        while slices < min(32, self.team) and 2 * slices * share <= self.threads:
-            slices *= 2
-        return slices
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a block: at least what q_learn.cu asks for."""
-        features, *hidden, actions = (to_tiles(width) + PADDING for width in self.widths)
-        if len(hidden) == 1:
-            hidden.append(PADDING)
-        elements = 2 * self.num_elements + self.rows * (2 * features + 3 * sum(hidden) + actions)
-        floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 15) + 2 * 256 + self.threads // 32 + 4
-        return -(-(self.element_bytes * elements + 4 * floats) // 16) * 16 + 64
-
-    @property
-    def launch_bytes(self) -> int:
-        """Of shared memory, with which it is launched."""
-        return self.shared_bytes
-
-    @property
-    def act_shared_bytes(self) -> int:
-        """Of a block of q_act.cu, likewise: it has one network, and one set of rows."""
-        *seen, actions = (to_tiles(width) + PADDING for width in self.widths)
-        if len(seen) == 2:
-            seen.append(PADDING)
-        elements = self.num_elements + self.rows * sum(seen)
-        return -(-(self.element_bytes * elements + 4 * (self.num_biases + self.rows * actions)) // 16) * 16 + 64
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the device's memory that a learner takes besides what is the algorithm's."""
-        parts, sums = 16 * self.team * self.num_quads, 16 * self.team
-        return parts + sums + 2 * self.num_elements * self.element_bytes + 8 * self.num_biases + 8 * self.batch
-
-    def constants(self) -> dict[str, Constant]:
-        """Of q_learn.cu and q_act.cu."""
-        first, second = (*self.widths[1:-1], 0)[:2]
-        return {
-            "NUM_FEATURES": self.widths[0], "WIDTH1": first, "WIDTH2": second, "NUM_ACTIONS": self.widths[-1],
-            "BATCH": self.batch, "ROWS": self.rows, "TEAM": self.team, "IN_CLUSTER": self.in_cluster,
-            "THREADS": self.threads, "SLICES": self.slices, "SHARED_BYTES": self.shared_bytes,
-            "FULL_PRECISION": self.element_bytes == 4,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class QAloneShape(QShape):
-    """A Q-network of which one block makes all updates (q_alone.cu), so that as many learn side by side as there are
-    multiprocessors."""
-
-    kernel: ClassVar[str] = "q_alone"
-    room: int = 0
-    """Bytes of shared memory that the block has: beyond what it needs, gradients wait there."""
-
-    @property
-    def slots(self) -> int:
-        """Quads of parameters of a thread."""
-        return sum(self._slots(*(to_tiles(size) // 16 for size in one), one[1]) for one in self.layers)
-
-    def _slots(self, down: int, across: int, columns: int) -> int:
-        """Of a layer of so many tiles; see best_block of q_block.cuh."""
-        warps = self.threads // 32
-        blocks = [(i, j) for i in range(1, min(4, down) + 1) for j in range(1, min(3, across) + 1)]
-        rounds = {(i, j): -(-(-(-down // i) * -(-across // j)) // warps) for i, j in blocks}
-        i, j = min(blocks, key=lambda one: rounds[one] * (3 * one[0] * one[1] + sum(one)))
-        return rounds[i, j] * i * (1 if columns <= 8 else 2 * j)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Of a block: at least what q_alone.cu asks for."""
-        features, *hidden, actions = (to_tiles(width) + PADDING for width in self.widths)
-        if len(hidden) == 1:
-            hidden.append(PADDING)
-        elements = 2 * self.num_elements + self.rows * (2 * features + sum(hidden) + actions)
-        rest = 8 * self.threads * (self.slots if self.element_bytes == 2 else 1)
-        floats = 3 * self.num_biases + self.rows * (3 * (self.widths[-1] | 1) + 15) + self.threads // 32 + 4
-        return -(-(self.element_bytes * elements + rest + 4 * floats) // 16) * 16 + 64
-
-    @property
-    def launch_bytes(self) -> int:
-        return self.room
-
-    @property
-    def num_bytes(self) -> int:
-        return 3 * 16 * self.slots * self.threads
-
-    def constants(self) -> dict[str, Constant]:
-        """Of q_alone.cu."""
-        of_block = {name: one for name, one in super().constants().items() if name not in TEAM}
-        return {**of_block, "SHARED_BYTES": self.room}
-
-
-TEAM = ("TEAM", "IN_CLUSTER", "SLICES")
-"""Constants that a block alone has no use for."""
-ENV_BYTES = 8 << 10
-"""Static shared memory that an env's step may have, where the block steps envs, too."""
-
-
-def fit_alone(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int) -> QAloneShape | str:
-    """One block that has the whole batch and keeps all it needs on the chip, if it does fit; else why not."""
-    rows = max(16, 1 << (batch - 1).bit_length())
-    if rows > MOST_ROWS:
-        return f"a batch of {batch:,} is more than the {MOST_ROWS} that a block alone learns from"
-    sizes = tuple(widths), batch, rows, 1, False, element_bytes, THREADS_ALONE
-    shape = QAloneShape(*sizes, room=limits.shared_bytes - ENV_BYTES)
-    if shape.shared_bytes > shape.room or shape.slots > MOST_SLOTS or widths[-1] > 16:
-        return "the network does not fit a block that learns alone"
-    return shape
 
 
 def plan_q(
@@ -262,24 +95,6 @@ def widths_of(config: DQNConfig, spec: GroupSpec) -> tuple[int, ...]:
     return inputs_of(spec, config).num_features, *config.model.fc_dims, int(spec.action_space.n)
 
 
-def fit_q(widths: Sequence[int], batch: int, limits: Limits, element_bytes: int) -> QShape | str:
-    """The fewest rows a block for which there are blocks enough, of those that fit."""
-    is_gpu = limits.capability is not None
-    found = "the network does not fit the shared memory of a block"
-    rows = 16
-    while rows <= MOST_ROWS:
-        team = -(-batch // rows)
-        in_cluster = is_gpu and limits.capability >= (9, 0) and 1 < team <= CLUSTER
-        shape = QShape(tuple(widths), batch, rows, team, in_cluster, element_bytes)
-        if shape.shared_bytes > limits.shared_bytes:
-            return found
-        if team <= (limits.num_multiprocessors if is_gpu else 1):
-            return shape
-        found = f"a batch of {batch:,} does not fit the blocks of the GPU"
-        rows *= 2
-    return found
-
-
 def layers_of(parameters: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tensor]:
     """A network's parameters by what the kernels call them; of layers that are not there, a number that is not read."""
     names = [f"{kind}{layer}" for layer in range(3) for kind in ("weight", "bias")]
@@ -305,17 +120,15 @@ class FusedQLearner:
         self.in_rollouts = learner.config.updates_in_rollouts
         # Else blocks wait for each other that nothing but room brings onto the GPU at once.
         self.shares_nothing = shape.team == 1 or shape.in_cluster
-        device, backend = learner.device, learner.group.rollout.env.backend
-        numbers = partial(torch.zeros, device=device)
+        numbers = partial(torch.zeros, device=learner.device)
         self.parameters = list(learner.policy.parameters())
-        schedule = numbers(2, dtype=torch.int64)
-        self._schedule = schedule.unbind()
+        self._schedule = numbers(2, dtype=torch.int64)
         """Updates made, and updates that are due: what the kernel has of both."""
         self._told: tuple[int | None, int | None] = (None, None)
         self._figures = numbers(len(FIGURES))
         self._target = join_memory(list(learner.target.parameters()))
         self._adam = AdamMemory(learner.optimizer)
-        self.launch = self._prepare(backend, schedule)
+        self.launch = self._prepare()
         if self.in_rollouts:  # in place of what only plays
             learner.group.rollout.calls[0] = self.launch
             learner.set_scalars(START)
@@ -368,14 +181,20 @@ class FusedQLearner:
         self.launch()
         return self.figures()
 
-    def _prepare(self, backend: Backend, schedule: torch.Tensor) -> Callable[[], None]:
-        learner, shape, config = self.learner, self.shape, self.learner.config
-        table, guard, name, store = learner.table, learner.guard, learner.group.name, learner.table.store
-        arrays = {"observation": store.tensors["observation_0"], "side": store.small["side_observation_0"]}
-        arrays |= {name: store.tensors[name] for name in ("reward", "action", "done")}
-        lanes, kernel = shape.threads // shape.rows, shape.kernel
+    def _prepare(self) -> Callable[[], None]:
+        shape = self.shape
+        self.arrays = self._arrays()
+        """What the kernel is given, by parameter."""
+        functions = self.compile()
+        self.signature = functions.signature(shape.kernel)
+        launch = LaunchShape(shape.team, (shape.threads, 1), shape.launch_bytes)
+        return functions.prepare(shape.kernel, launch, **self.arrays)
+
+    def compile(self, change: Callable[[str], str] | None = None) -> FunctionManager:
+        """The kernel; where it plays, with the text that `change` makes of its own: see `compile_with_envs`."""
+        learner, shape, config, store = self.learner, self.shape, self.learner.config, self.learner.store
         constants = {
-            **table.constants(lanes),
+            **learner.table.constants(shape.threads // shape.rows),
             **shape.constants(),
             "IS_TANH": config.model.activates == "tanh",
             "DOUBLE": config.double,
@@ -386,46 +205,49 @@ class FusedQLearner:
         }
         if not isinstance(shape, QAloneShape):
             constants["PRIORITIZED"] = config.prioritized
-        text = (KERNELS / f"{kernel}.cu").read_text()
+        text = (KERNELS / f"{shape.kernel}.cu").read_text()
         for word in ("done", "action"):  # in the signature, which is read here, and in what it includes
-            code, kind = f"{word.capitalize()}Code", CTYPES[arrays[word].dtype]
+            code, kind = f"{word.capitalize()}Code", CTYPES[store.tensors[word].dtype]
             text = f"typedef {kind} {code};\n" + text.replace(code, kind)
         if shape.in_cluster:
             text = text.replace(" __launch_bounds__", f" __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
         if self.in_rollouts:
-            functions, more = self._with_envs(text, constants)
-        else:
-            more = {}
-            functions = FunctionManager(
-                None, text, constants, store.layout.num_envs, backend=backend,
-                include_folders=[KERNELS, REPLAY], name=f"<fused {kernel}>",
-            )  # fmt: skip
-        own = self._arrays_of_block() if isinstance(shape, QAloneShape) else self._arrays_of_team()
-        return functions.prepare(
-            kernel,
-            LaunchShape(shape.team, (shape.threads, 1), shape.launch_bytes),
-            schedule=schedule,
-            **arrays,
-            **{**own, **more},
-            **layers_of(self.parameters),
-            head=store.small["head"],
-            seed=store.seed,
-            draws=table.draws,
-            target=self._target,
-            average=self._adam.average,
-            square=self._adam.square,
-            adam_steps=self._adam.steps,
-            lr=learner.scalars["lr"].view(1),
-            halted=guard.flag_of(name),
-            run_halted=guard.halted,
-            first_name=guard.place_of("gradient", name),
-            figures=self._figures,
-            stratum=min((1 << 64) // shape.batch, (1 << 64) - 1),
-            max_norm=float(config.max_grad_norm),
-        )
+            return self._with_envs(text, constants, change)
+        return FunctionManager(
+            None, text, constants, store.layout.num_envs, backend=learner.group.rollout.env.backend,
+            include_folders=[KERNELS, REPLAY], name=f"<fused {shape.kernel}>",
+        )  # fmt: skip
 
-    def _with_envs(self, text: str, constants: Mapping[str, Constant]) -> tuple[FunctionManager, dict[str, Any]]:
-        """The kernel that steps the envs, too, and what it takes of them."""
+    def _arrays(self) -> dict[str, Any]:
+        learner, store = self.learner, self.learner.store
+        guard, name = learner.guard, learner.group.name
+        return {
+            "schedule": self._schedule,
+            "observation": store.tensors["observation_0"],
+            "side": store.small["side_observation_0"],
+            **{one: store.tensors[one] for one in ("reward", "action", "done")},
+            **layers_of(self.parameters),
+            "head": store.small["head"],
+            "seed": store.seed,
+            "draws": learner.table.draws,
+            "target": self._target,
+            "average": self._adam.average,
+            "square": self._adam.square,
+            "adam_steps": self._adam.steps,
+            "lr": learner.scalars["lr"].view(1),
+            "halted": guard.flag_of(name),
+            "run_halted": guard.halted,
+            "first_name": guard.place_of("gradient", name),
+            "figures": self._figures,
+            "stratum": min((1 << 64) // self.shape.batch, (1 << 64) - 1),
+            "max_norm": float(learner.config.max_grad_norm),
+            **(self._arrays_of_block() if isinstance(self.shape, QAloneShape) else self._arrays_of_team()),
+        }
+
+    def _with_envs(
+        self, text: str, constants: Mapping[str, Constant], change: Callable[[str], str] | None
+    ) -> FunctionManager:
+        """The kernel that steps the envs, too; what it takes of them is added to `arrays`."""
         learner, shape, group = self.learner, self.shape, self.learner.group
         rollout, env, actor, num_agents = group.rollout, group.rollout.env, group.actor, len(group.agents)
         step, rows = env.step_function(), to_tiles(env.num_envs * num_agents)
@@ -447,9 +269,10 @@ class FusedQLearner:
             "NEVER": NEVER,
         }
         functions, of_envs = compile_with_envs(
-            text, shape.kernel, {**constants, **played}, step, rollout, env.num_envs, [REPLAY]
+            text, shape.kernel, {**constants, **played}, step, rollout, env.num_envs, [REPLAY], change
         )
-        return functions, {**of_envs, "num_steps": rollout.num_steps}
+        self.arrays |= {**of_envs, "num_steps": rollout.num_steps}
+        return functions
 
     def _arrays_of_block(self) -> dict[str, Any]:
         """What is q_alone.cu's. Where it does not play, it reads nothing of what is played by."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ def envs_of_block(step: StepFunction, num_agents: int, rows: int, threads: int) 
 
 def compile_with_envs(
     text: str, kernel: str, constants: Mapping[str, Constant], step: StepFunction, rollout: Rollout, num_envs: int,
-    include_folders: Sequence[Path] = (),
+    include_folders: Sequence[Path] = (), change: Callable[[str], str] | None = None,
 ) -> tuple[FunctionManager, dict[str, torch.Tensor]]:  # fmt: skip
     """A kernel with STEP_ENVS(t) after each step t of `num_steps`, which is its last parameter; and what its launch is
     given of the envs.
@@ -45,18 +45,23 @@ def compile_with_envs(
         constants: of the text. It and they are in a namespace of their own: an env's names may be the same.
         num_envs: of a block, whose first threads step them.
         include_folders: where the text includes from, besides this one.
+        change: of the text, once it has all parameters, where a launch has a block of each of several runs.
     """
     env, slots = rollout.env, rollout.slots(0)
     arrays = {f"of_{one.name}": slots.get(one.name, env.data[one.name]) for one in step.parameters}
     now = {name: f"of_{name} + (t) * {slot.numel()}ll" for name, slot in slots.items()}
     call = step.call({one.name: now.get(one.name, f"of_{one.name}") for one in step.parameters})
     parameters = ", ".join(str(replace(one, name=f"of_{one.name}")) for one in step.parameters)
-    whole = f"""#define BLOCK_IS_A_ROW
+    text = text.replace(LAST, f"{LAST[:-1]}, {parameters})")
+    place = "#define BLOCK_IS_A_ROW"
+    if change is not None:
+        text, place = change(text), f"{place}\n#define BLOCK_OF_ENVS 0"
+    whole = f"""{place}
 {step.text}
 #define STEP_ENVS(t) __syncthreads(); if (threadIdx.x < ENVS_PER_BLOCK * THREADS_PER_ENV) {call} __syncthreads();
 namespace acting {{
 {write_constants(constants)}
-{text.replace(LAST, f"{LAST[:-1]}, {parameters})")}
+{text}
 }}
 using acting::{kernel};
 """

@@ -38,9 +38,13 @@ __device__ __forceinline__ int env_slot()
 #endif
 }
 
+#ifndef BLOCK_OF_ENVS  // which of its run's blocks this is, where a launch has those of several runs
+#define BLOCK_OF_ENVS blockIdx.x
+#endif
+
 __device__ __forceinline__ int env_index()
 {
-    return blockIdx.x * ENVS_PER_BLOCK + env_slot();
+    return BLOCK_OF_ENVS * ENVS_PER_BLOCK + env_slot();
 }
 
 __device__ __forceinline__ int first_agent()

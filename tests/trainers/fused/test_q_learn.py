@@ -15,14 +15,18 @@ from trainers.experience.spec import spec_of
 from trainers.fused import plan
 from trainers.fused.limits import CPU, LARGE_GPU, Limits
 from trainers.fused.q_actor import FusedQActor
-from trainers.fused.q_learner import FusedQLearner, QAloneShape, QShape, fit_q, plan_q
+from trainers.fused.q_learner import FusedQLearner, plan_q
+from trainers.fused.q_shape import QAloneShape, QShape, fit_q
 from trainers.fused.wide_q import WideQLearner, WideQShape
 from trainers.networks.policy import make_policy
-from trainers.settings.config import Config, ModelConfig, TrainerConfig
+from trainers.population import Population, config_of_member
+from trainers.settings.config import Config, ModelConfig, PopulationConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.config import Schedule
 from warpdrive.env import load_env
 from warpdrive.env_wrapper import EnvWrapper
+from warpdrive.errors import ConfigError
 
 WIDTHS = (20, 9)
 BATCH = 40
@@ -31,13 +35,13 @@ BATCH = 40
 def make_config(folder, device: str, precision: str = "fp32", **policy) -> Config:
     """2 envs, 4 steps and 4 updates an iteration from the third on; episodes of 3 steps."""
     model = {"fc_dims": list(policy.pop("fc_dims", WIDTHS)), "activation": policy.pop("activation", "relu")}
-    num_steps = policy.pop("num_steps", 4)
+    num_steps, num_envs = policy.pop("num_steps", 4), policy.pop("num_envs", 2)
     own = {"algorithm": "DQN", "buffer_size": 48, "batch_size": BATCH, "learning_starts": 16, "replay_ratio": 0.5}
     config = {
         "name": "acrobot",
         "env": {"episode_length": 3},
         "trainer": {
-            "num_envs": 2, "train_batch_size": 2 * num_steps, "total_timesteps": 800, "device": device,
+            "num_envs": num_envs, "train_batch_size": num_envs * num_steps, "total_timesteps": 800, "device": device,
             "precision": precision,
         },
         "policy": {"agent": {**own, "model": model, **policy}},
@@ -114,6 +118,13 @@ def test_updates_are_those_of_torch(switches, team, tmp_path, device):
         torch.testing.assert_close(ours.table.selector.tensors()[name], tensor, rtol=1e-4, atol=8, msg=name)
 
 
+def let_kernels_play(monkeypatch) -> None:
+    """In full float, on a CPU, too."""
+    monkeypatch.setattr(TrainerConfig, "precision_on", lambda *_: plan.FULL_PRECISION)
+    monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
+    monkeypatch.setattr("trainers.trainer.EnvWrapper", partial(EnvWrapper, folds=True))
+
+
 @pytest.mark.parametrize(
     "switches",
     [
@@ -126,9 +137,7 @@ def test_a_rollout_that_learns_is_as_many_iterations_of_one_step(switches, tmp_p
     """8 iterations of 4 steps are 32 by torch of one: what is kept, in a ring of 24, learned and done is the same."""
     switches = {"epsilon": 0.3, "buffer_size": 46, **switches}
     by_torch = make_trainer(tmp_path / "torch", device, num_steps=1, **switches)
-    monkeypatch.setattr(TrainerConfig, "precision_on", lambda *_: plan.FULL_PRECISION)
-    monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
-    monkeypatch.setattr("trainers.trainer.EnvWrapper", partial(EnvWrapper, folds=True))
+    let_kernels_play(monkeypatch)
     at_once = make_trainer(tmp_path / "kernel", device, updates_in_rollouts=True, **switches)
     ours, theirs = at_once.algorithms["agent"], by_torch.algorithms["agent"]
     assert isinstance(ours.learns_by.shape, QAloneShape) and ours.learns_by.in_rollouts and theirs.path == "torch"
@@ -147,6 +156,66 @@ def test_a_rollout_that_learns_is_as_many_iterations_of_one_step(switches, tmp_p
     for state in ("optim", "target"):
         for name, tensor in theirs.state()[state].items():
             torch.testing.assert_close(ours.state()[state][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+
+
+def test_rollouts_that_learn_resume_bit_for_bit(tmp_path, device, monkeypatch):
+    let_kernels_play(monkeypatch)
+    lr = Schedule(((0, 1e-3), (96, 1e-4)))
+    config = make_config(tmp_path, device, updates_in_rollouts=True, buffer_size=46, epsilon=0.3, lr=lr)
+    whole = Trainer(config)
+    for _ in range(5):
+        whole.iterate()
+    whole.save()
+    again = Trainer(config, resume=whole.run.path)
+    found = [(one.iterate(), one.iterate())[1]["agent"] for one in (whole, again)]
+    assert {name: float(one) for name, one in found[0].items()} == {name: float(one) for name, one in found[1].items()}
+    ours, theirs = ({**one.state()["optim"], **one.policy.state_dict()} for one in map(algorithm_of, (whole, again)))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours) and len(ours) > 20
+
+
+def test_a_population_whose_rollouts_learn_is_one_launch_and_each_member_a_run_by_itself(tmp_path, device, monkeypatch):
+    """The second ends early: the others go on, and it stays as it is."""
+    let_kernels_play(monkeypatch)
+    config = make_config(tmp_path, device, updates_in_rollouts=True, buffer_size=46, epsilon=0.3)
+    config = replace(config, population=PopulationConfig(size=3))
+    population = Population(config)
+    assert population.joint is not None
+    for iteration in range(6):
+        if iteration == 4:
+            population.failed[1] = NonFiniteError("it met one")
+        figures = population.iterate()
+    assert list(figures) == [0, 2]
+    for number, member in enumerate(population.members):
+        alone = Trainer(config_of_member(config, number, tmp_path / "alone"))
+        for _ in range(4 if number == 1 else 6):
+            expected = alone.iterate()["agent"]
+        ours, theirs = (
+            {**one.state()["optim"], **one.state()["target"], **one.policy.state_dict(), **one.store.tensors}
+            for one in map(algorithm_of, (member, alone))
+        )
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs) and len(theirs) > 20
+        if number != 1:
+            assert float(figures[number]["agent"]["loss"]) == float(expected["loss"]) != 0.0
+    assert len({float(one["agent"]["loss"]) for one in figures.values()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"prioritized": True}, "the kernel that makes them knows no prioritized"),
+        ({"algorithm": "C51", "v_min": 0.0, "v_max": 1.0}, "the kernel that makes them knows DQN, and no C51"),
+        ({"batch_size": 200, "buffer_size": 300}, "a batch of 200 is more than the 128 that a block alone learns from"),
+        ({"fc_dims": (160, 160)}, "the network does not fit a block that learns alone"),
+        ({"num_envs": 64}, "a block steps 32 envs beside its updates, and there are 64"),
+    ],
+)
+def test_where_rollouts_cannot_learn_is_told_with_the_way_out(changes, words, tmp_path, device, monkeypatch):
+    let_kernels_play(monkeypatch)
+    with pytest.raises(ConfigError) as error:
+        make_trainer(tmp_path, device, updates_in_rollouts=True, **changes)
+    told = str(error.value)
+    assert "policy.agent.updates_in_rollouts: " + words in told
+    assert "Leave one of them out" in told or "set trainer.train_batch_size: " in told
 
 
 @pytest.mark.parametrize("switches", [{"epsilon": 0.4, "epsilon_per_env": True}, {"fc_dims": (20,), "epsilon": 0.2}])

@@ -1,0 +1,89 @@
+"""Rollouts of several runs that learn while they play, in one launch: a block each.
+
+Runs beside each other are as many launches, of which a GPU has 32 at work at once; of one launch all blocks are.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainers.fused.q_learner import FusedQLearner
+from warpdrive.backends.base import LaunchShape
+from warpdrive.signature import Parameter
+
+if TYPE_CHECKING:
+    from trainers.algorithms.algorithm import Algorithm
+
+
+class JointRollouts:
+    """Plays the next rollout of some of several runs, with their updates.
+
+    Args:
+        learners: of runs of one config; their memory stays where it is.
+    """
+
+    def __init__(self, learners: Sequence[FusedQLearner]) -> None:
+        first = learners[0]
+        parameters = first.signature.parameters
+        words = [word_of(one.arrays[parameter.name]) for one in learners for parameter in parameters]
+        functions = first.compile(partial(of_several, kernel=first.shape.kernel, parameters=parameters, words=words))
+        self._plays = torch.zeros(len(learners), dtype=torch.int32, device=first.learner.device)
+        self._told: Sequence[int] = ()
+        launch = LaunchShape(len(learners), (first.shape.threads, 1), first.shape.launch_bytes)
+        self._launch = functions.prepare(first.shape.kernel, launch, plays=self._plays)
+        for one in learners:
+            one.learner.group.rollout.calls[0] = _nothing
+
+    def __call__(self, numbers: Sequence[int]) -> None:
+        """Of the runs of these numbers."""
+        if numbers != self._told:
+            self._plays.zero_()
+            self._plays[list(numbers)] = 1
+            self._told = numbers
+        self._launch()
+
+
+def join_rollouts(algorithms: Sequence[Sequence[Algorithm]]) -> JointRollouts | None:
+    """What plays for several runs, by the algorithms of each; None if they do not learn while they play."""
+    found = [one.learns_by for run in algorithms for one in run if hasattr(one, "learns_by")]
+    are_joined = len(found) == len(algorithms) > 1 and all(len(run) == 1 for run in algorithms)
+    if not are_joined or not all(isinstance(one, FusedQLearner) and one.in_rollouts for one in found):
+        return None
+    return JointRollouts(found)
+
+
+def _nothing() -> None:
+    pass
+
+
+def word_of(argument: Any) -> int:
+    """An argument of a kernel as eight bytes."""
+    if isinstance(argument, torch.Tensor):
+        return argument.data_ptr()
+    return argument if isinstance(argument, int) else struct.unpack("<I", struct.pack("<f", argument))[0]
+
+
+def of_several(text: str, kernel: str, parameters: Sequence[Parameter], words: Sequence[int]) -> str:
+    """A kernel as a function that block after block calls, each with arguments of its own: `words`, as constants, so
+    that they are in nobody's registers."""
+    head = f'extern "C" __global__ void __launch_bounds__(THREADS) {kernel}('
+    if text.count(head) != 1:
+        raise ValueError(f"{kernel} begins otherwise")
+    count, arguments = len(parameters), []
+    for i, one in enumerate(parameters):
+        word = f"ARGUMENTS[blockIdx.x * {count} + {i}]"
+        kind = f"{one.ctype}*" if one.is_pointer else one.ctype
+        is_float = not one.is_pointer and one.ctype == "float"
+        arguments.append(f"__uint_as_float((unsigned){word})" if is_float else f"({kind}){word}")
+    return f"""__constant__ const unsigned long long ARGUMENTS[] = {{{", ".join(f"{word}ull" for word in words)}}};
+{text.replace(head, f"__device__ __forceinline__ void {kernel}_of(")}
+extern "C" __global__ void __launch_bounds__(THREADS) {kernel}(const int* plays)
+{{
+    if (plays[blockIdx.x]) {kernel}_of({", ".join(arguments)});
+}}
+"""
