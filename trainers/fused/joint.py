@@ -5,6 +5,7 @@ Runs beside each other are as many launches, of which a GPU has 32 at work at on
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from functools import partial
@@ -69,21 +70,44 @@ def word_of(argument: Any) -> int:
 
 
 def of_several(text: str, kernel: str, parameters: Sequence[Parameter], words: Sequence[int]) -> str:
-    """A kernel as a function that block after block calls, each with arguments of its own: `words`, as constants, so
-    that they are in nobody's registers."""
-    head = f'extern "C" __global__ void __launch_bounds__(THREADS) {kernel}('
-    if text.count(head) != 1:
+    """A kernel as a function that block after block calls, each with arguments of its own: `words`, as constants, which
+    are read anew at each use, as a kernel's arguments are, so that no register holds them in between."""
+    of_kernel = re.compile(rf'extern "C" __global__ void __launch_bounds__\(THREADS\) {kernel}\([^)]*\)')
+    names = [f"{one.ctype}{'*' if one.is_pointer else ''}" for one in parameters]
+    given = ", ".join(f"Argument<{name}, {i}> {one.name}" for i, (name, one) in enumerate(zip(names, parameters)))
+    text, number = of_kernel.subn(f"__device__ __forceinline__ void {kernel}_of({given})", text)
+    if number != 1:
         raise ValueError(f"{kernel} begins otherwise")
-    count, arguments = len(parameters), []
-    for i, one in enumerate(parameters):
-        word = f"ARGUMENTS[blockIdx.x * {count} + {i}]"
-        kind = f"{one.ctype}*" if one.is_pointer else one.ctype
-        is_float = not one.is_pointer and one.ctype == "float"
-        arguments.append(f"__uint_as_float((unsigned){word})" if is_float else f"({kind}){word}")
     return f"""__constant__ const unsigned long long ARGUMENTS[] = {{{", ".join(f"{word}ull" for word in words)}}};
-{text.replace(head, f"__device__ __forceinline__ void {kernel}_of(")}
+
+__device__ __forceinline__ unsigned block_now()
+{{
+#ifdef WARPDRIVE_CPU
+    return blockIdx.x;
+#else
+    unsigned block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+#endif
+}}
+
+template <typename T>
+__device__ __forceinline__ void read(T& value, unsigned long long word) {{ value = (T)word; }}
+__device__ __forceinline__ void read(float& value, unsigned long long word) {{ value = __uint_as_float((unsigned)word); }}
+
+template <typename T, int I>
+struct Argument {{
+    __device__ __forceinline__ operator T() const
+    {{
+        T value;
+        read(value, ARGUMENTS[block_now() * {len(parameters)} + I]);
+        return value;
+    }}
+}};
+
+{text}
 extern "C" __global__ void __launch_bounds__(THREADS) {kernel}(const int* plays)
 {{
-    if (plays[blockIdx.x]) {kernel}_of({", ".join(arguments)});
+    if (plays[blockIdx.x]) {kernel}_of({", ".join("{}" for _ in parameters)});
 }}
 """

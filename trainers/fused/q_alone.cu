@@ -31,6 +31,16 @@ constexpr int SLOTS = SLOTS0 + SLOTS1 + (LAYERS > 2 ? SLOTS2 : 0);  // quads of 
 constexpr int AT_ONCE = 5;  // of those, which it loads before it stores one, else each load waits for a store
 constexpr int BIAS_SLOTS = parts_of(BIASES, THREADS);
 
+// How far the run is, as its first thread moves it on: of what all threads know, none has room for in its registers.
+struct Progress {
+    long long begin, steps_before;  // steps in the store before this launch; and schedule[1]
+    long long num_made;             // updates
+    u64 num_draws;
+    int num_due;  // updates, after this step
+    float rate, num_adam_steps, length;
+    unsigned seed[3], env_seed[3];
+};
+
 struct alignas(16) Shared {
     static constexpr int Q_PITCH = NUM_ACTIONS | 1;
     Element weight[2][WEIGHTS];           // of the network, and of the target network
@@ -46,6 +56,7 @@ struct alignas(16) Shared {
     int action[ROWS];
     Next next[ROWS];
     Rates rates;
+    Progress progress;
     float squares[WARPS];
 };
 // Gradients wait for their length: those of a thread's first slots in what is left of shared memory, the others in
@@ -151,8 +162,8 @@ __device__ __forceinline__ float followed_by(float target, float parameter)
 }
 
 // Makes the updates that are due.
-//   schedule         [2]  updates made before, and those that are due now; or where it plays, the number of env steps
-//                    before, over all envs, in place of the latter                    read, written
+//   schedule         [2]  updates made before, and those that are due now; or where it plays, in place of the latter,
+//                    env steps before, over all envs                                  read, written
 //   done, observation, side, reward, action  what the store keeps                     read; where it plays written
 //   head             [1 or more]  steps added to it                                   read; where it plays written
 //   seed, draws      as table.py has them                                             read; read, written
@@ -189,22 +200,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     Quad* stored = (Quad*)(memory + sizeof(Shared));
     const int tid = threadIdx.x;
     const int lane = lane_index();
-    const Steps steps = {done, observation, side, reward, action};
-    const Parameters<float> parameters = {{weight0, weight1, weight2}, {bias0, bias1, bias2}};
-    Quad *of_target = (Quad*)threads, *of_mean = of_target + SLOTS * THREADS, *of_square = of_mean + SLOTS * THREADS;
+    // By functions, so that no register holds between their uses what is in nobody's way as a parameter: see joint.py.
+    const auto steps = [&] { return Steps{done, observation, side, reward, action}; };
+    const auto parameters = [&] { return Parameters<float>{{weight0, weight1, weight2}, {bias0, bias1, bias2}}; };
+    const auto of_thread = [&](int which, int slot) -> Quad& {
+        float* first = threads;
+        return ((Quad*)first)[(which * SLOTS + slot) * THREADS + tid];
+    };
+    constexpr int OF_TARGET = 0, OF_MEAN = 1, OF_SQUARE = 2;
 
-    const long long begin = head[0];
-    const u64 first_draw = draws[0] >> 32;
-    const float rate = lr[0];
-    float num_adam_steps = adam_steps[0];
     bool is_halted = halted[0] != 0.0f;
-    long long num_made = schedule[0];
     if (!PLAYS && schedule[1] == 0) return;
-    int num_drawn = 0;  // updates of this launch so far
 
 #pragma unroll 4
     for (int i = tid; i < (int)(sizeof(Shared) / 16); i += THREADS) ((Bytes16*)memory)[i] = {};
     __syncthreads();
+    Progress& progress = shared.progress;
+    if (tid == 0) {
+        progress.begin = head[0];
+        progress.num_made = schedule[0];
+        progress.steps_before = schedule[1];
+        progress.num_draws = draws[0] >> 32;
+        progress.rate = lr[0];
+        progress.num_adam_steps = adam_steps[0];
+        for (int i = 0; i < 3; ++i) {
+            progress.seed[i] = seed[i];
+            progress.env_seed[i] = env_seed[i];
+        }
+    }
     Mine mine;
     const auto rest_of = [&](int slot) -> Rest& { return shared.rest[FULL_PRECISION ? 0 : slot][tid]; };
 #pragma unroll 1
@@ -217,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         for (int i = 0; i < 4; ++i) {
             const int from = place.number(i);
             if (from < 0) continue;
-            parameter.of[i] = parameters[from];
+            parameter.of[i] = parameters()[from];
             following.of[i] = target[from];
             mean.of[i] = average[from];
             mean_square.of[i] = square[from];
@@ -225,14 +248,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         Rest unused;
         part(parameter, shared.weight[0] + owned.element, owned.down, rest_of(slot));
         part(following, shared.weight[1] + owned.element, owned.down, unused);
-        of_target[slot * THREADS + tid] = following;
-        of_mean[slot * THREADS + tid] = mean;
-        of_square[slot * THREADS + tid] = mean_square;
+        of_thread(OF_TARGET, slot) = following;
+        of_thread(OF_MEAN, slot) = mean;
+        of_thread(OF_SQUARE, slot) = mean_square;
     }
 #pragma unroll
     for (int slot = 0; slot < SLOTS; ++slot) {
-        mine.mean[slot] = of_mean[slot * THREADS + tid];
-        mine.square[slot] = of_square[slot * THREADS + tid];
+        mine.mean[slot] = of_thread(OF_MEAN, slot);
+        mine.square[slot] = of_thread(OF_SQUARE, slot);
     }
     const auto number_of_bias = [&](int i) {  // as torch has parameters; -1: it is beyond its layer
         return i < BIASES ? Place(FRAGMENTS * 32 + i / 4).number(i % 4) : -1;
@@ -242,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         const int i = tid + slot * THREADS, from = number_of_bias(i);
         mine.bias_mean[slot] = mine.bias_square[slot] = 0.0f;
         if (from < 0) continue;
-        shared.bias[0][i] = parameters[from];
+        shared.bias[0][i] = parameters()[from];
         shared.bias[1][i] = target[from];
         mine.bias_mean[slot] = average[from];
         mine.bias_square[slot] = square[from];
@@ -251,23 +274,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     const int row = tid / LANES;
     // A thread a row draws for all that gather it: of the last warps, for which the last layer's gradient has less work.
     const int next_row = tid - (THREADS - ROWS);
-    long long head_of_next = -1;  // as which the store was drawn from
-    const auto draw_next = [&](long long now) {
-        head_of_next = now;
+    const auto draw_next = [&](long long now, u64 draw) {
         if (next_row < 0) return;
         Next& next = shared.next[next_row];
-        next.point = point_of(seed, min(next_row, BATCH - 1), first_draw + num_drawn, stratum);
+        next.point = point_of(progress.seed, min(next_row, BATCH - 1), draw, stratum);
         next.item = draw_uniform(drawable_of(now), next.point);
     };
     const auto look_at_next = [&] {
         const Item& item = shared.next[max(next_row, 0)].item;
-        return fate_of(steps.done, item.slot, item.env());
+        return fate_of(steps().done, item.slot, item.env());
     };
-    float length = 0.0f;
-    // Makes so many updates, at least one, from a store to which `now` steps were added, the last of them in a slot.
-    const auto make_updates = [&](long long now, int newest, int num_due) {
-        const bool is_gathered = head_of_next == now;  // as the last update left it, ahead of a step
-        if (!is_gathered) draw_next(now);
+    int drawn_for = -1;  // the step after which what was drawn last is learned from
+    // Makes so many updates, at least one, after step t of a rollout, which is in a slot of the store.
+    const auto make_updates = [&](int t, int newest, int num_due) {
+        const auto now = [&] { return progress.begin + (PLAYS ? t + 1 : 0); };
+        const bool is_gathered = drawn_for == t;  // as the last update left it, ahead of a step
+        if (!is_gathered) draw_next(now(), progress.num_draws);
         __syncthreads();
         if (next_row >= 0) {
             Next& next = shared.next[next_row];
@@ -279,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         }
         __syncthreads();
         const Next& given = shared.next[row];
-        if (given.is_stale) Coming(steps, given.item, given.fate).store(shared, row < BATCH);
+        if (given.is_stale) Coming(steps(), given.item, given.fate).store(shared, row < BATCH);
 #pragma unroll 1
         for (int k = 0; k < num_due; ++k) {
             const bool is_last = k + 1 == num_due;
@@ -302,12 +324,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             Quad gradient[SLOTS];
             float squares = 0.0f;
             constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
-            ++num_drawn;
-            if (!is_last || PLAYS) draw_next(is_last ? now + 1 : now);
+            if (!is_last || PLAYS) draw_next(now() + (is_last ? 1 : 0), progress.num_draws + 1);
             if (tid == 0) {
-                const float made = num_adam_steps + 1.0f;
-                shared.rates.follows = (num_made + 1) % TARGET_FREQ == 0;
-                shared.rates.step_size = rate / -expm1f(made * -0.105360516f);  // 1 - 0.9^steps, see adam_step
+                const float made = progress.num_adam_steps + 1.0f;
+                shared.rates.follows = (progress.num_made + 1) % TARGET_FREQ == 0;
+                shared.rates.step_size = progress.rate / -expm1f(made * -0.105360516f);  // 1 - 0.9^steps, see adam_step
                 shared.rates.correction = 1.0f / sqrtf(-expm1f(made * -0.0010005003f));
             }
             if constexpr (LAYERS > 2) {
@@ -331,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             deltas_of_rows<1>(delta1, shared.weight[0], shared.hidden1);
             __syncthreads();
             const Next next = shared.next[row];
-            Coming coming(steps, next.item, next.fate);  // which is on its way, until there is room for it
+            Coming coming(steps(), next.item, next.fate);  // which is on its way, until there is room for it
             {
                 Quad of_layer[SLOTS0];
                 gradient_of_rows<0>(shared.hidden1, shared.features, of_layer, shared.of_bias);
@@ -352,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             float all_squares = 0.0f;
 #pragma unroll
             for (int warp = 0; warp < WARPS; ++warp) all_squares += shared.squares[warp];
-            length = sqrtf(all_squares);
+            const float length = sqrtf(all_squares);
             if (!is_halted && !isfinite(length)) {  // the first tensor is told
                 is_halted = true;
                 long long first = NOTHING_FOUND;
@@ -365,10 +386,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                     const int layer = (i >= biases_at(1)) + (LAYERS > 2 && i >= biases_at(LAYERS - 1));
                     if (!isfinite(shared.of_bias[i])) first = min(first, 2ll * layer + 1);
                 }
-                if (first != NOTHING_FOUND) atomicMin(first_name, first);
+                long long* name = first_name;
+                if (first != NOTHING_FOUND) atomicMin(name, first);
                 __syncthreads();
                 if (tid == 0) {
-                    if (__ldcg(first_name) == NOTHING_FOUND) first_name[0] = 0;  // too long, though no part is
+                    if (__ldcg(name) == NOTHING_FOUND) name[0] = 0;  // too long, though no part is
                     halted[0] = run_halted[0] = 1.0f;
                 }
             }
@@ -386,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                     for_some_slots(first, [&](int slot, int i, const Owned& owned) {
                         parameter[i] = whole(shared.weight[0] + owned.element, owned.down, rest_of(slot));
                         slope[i] = gradient_in(slot);
-                        if (rates.follows && TAU < 1.0f) following[i] = of_target[slot * THREADS + tid];
+                        if (rates.follows && TAU < 1.0f) following[i] = of_thread(OF_TARGET, slot);
                     });
                     if (!is_halted) {
                         for_some_slots(first, [&](int slot, int i, const Owned&) {
@@ -407,7 +429,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                         for (int n = 0; n < 4; ++n) {
                             next.of[n] = followed_by(TAU < 1.0f ? next.of[n] : parameter[i].of[n], parameter[i].of[n]);
                         }
-                        of_target[slot * THREADS + tid] = next;
+                        of_thread(OF_TARGET, slot) = next;
                         Rest unused;
                         part(next, shared.weight[1] + owned.element, owned.down, unused);
                     });
@@ -423,11 +445,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                     if (rates.follows) shared.bias[1][i] = followed_by(shared.bias[1][i], bias);
                 }
             }
-            if (!is_halted) num_adam_steps += 1.0f;
-            ++num_made;
+            if (tid == 0) {
+                if (!is_halted) progress.num_adam_steps += 1.0f;
+                ++progress.num_made;
+                ++progress.num_draws;
+                progress.length = length;
+            }
             if (is_last && !PLAYS) break;
             coming.store(shared, row < BATCH);
         }
+        drawn_for = t + 1;
     };
 
 #ifdef STEP_ENVS
@@ -437,46 +464,52 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     const Choice<PLAYED_ROWS> choice = {
         shared.weight[0], shared.bias[0], shared.delta_out, shared.hidden1, shared.hidden2, numbers,
         numbers + PLAYED_ROWS * CHOICE_PITCH, numbers + PLAYED_ROWS * (CHOICE_PITCH + 1)};
-    const Rollout rollout = {seen, acted, q_value, paid, terminated, truncated, last, truncations};
-    const Kept kept = {done, observation, side, reward, action, side_step, num_truncated, num_dropped};
-    const long long steps_before = schedule[1];
-    const double ratio = replay_ratio[0];
-    num_made = updates_by(steps_before, learning_starts, ratio);
-    int slot = (int)(begin % NUM_SLOTS);
+    const auto made_after = [&](long long steps) {
+        return updates_by(progress.steps_before + steps * NUM_ENVS, learning_starts, replay_ratio[0]);
+    };
+    __syncthreads();
+    int slot = (int)(progress.begin % NUM_SLOTS);
 #pragma unroll 1
     for (int t = 0; t < num_steps; ++t) {
-        const long long step = (long long)t * NUM_ENVS, now = begin + t + 1;
-        const long long by_now = updates_by(steps_before + step + NUM_ENVS, learning_starts, ratio);
-        const int num_due = drawable_of(now).count > 0 ? (int)(by_now - num_made) : 0;
+        if (tid == 0) {
+            progress.num_made = made_after(t);
+            const bool are_there = drawable_of(progress.begin + t + 1).count > 0;
+            progress.num_due = are_there ? (int)(made_after(t + 1) - progress.num_made) : 0;
+        }
         __syncthreads();
-        act(choice, seen + step * SEEN_COLUMNS * NUM_FEATURES, env_seed, env_step, epsilon, exponents,
+        const long long step = (long long)t * NUM_ENVS;
+        act(choice, seen + step * SEEN_COLUMNS * NUM_FEATURES, progress.env_seed, env_step, epsilon, exponents,
             acted + step * NUM_COLUMNS, q_value + step * GROUP_SIZE);
+        const int num_due = progress.num_due;  // before the first thread says the next
         STEP_ENVS(t)
-        keep_step(rollout, kept, t, now - 1, slot);
-        if (num_due > 0) make_updates(now, slot, num_due);
-        num_made = by_now;
+        keep_step({seen, acted, q_value, paid, terminated, truncated, last, truncations},
+                  {done, observation, side, reward, action, side_step, num_truncated, num_dropped}, t,
+                  progress.begin + t, slot);
+        if (num_due > 0) make_updates(t, slot, num_due);
         slot = slot_after(slot, 1);
     }
     if (tid == 0) {
-        head[0] = head[1] = begin + num_steps;
-        schedule[1] = steps_before + (long long)num_steps * NUM_ENVS;
+        progress.num_made = made_after(num_steps);
+        head[0] = head[1] = progress.begin + num_steps;
+        schedule[1] = progress.steps_before + (long long)num_steps * NUM_ENVS;
     }
 #else
-    make_updates(begin, 0, (int)schedule[1]);
+    __syncthreads();
+    make_updates(0, 0, (int)progress.steps_before);
 #endif
     __syncthreads();
-    if (num_drawn == 0) return;
+    if (drawn_for < 0) return;
 
     if (tid < NUM_FIGURES) {  // once a launch
         float sum = 0.0f;
         for (int r = 0; r < ROWS; ++r) sum += shared.of_batch[tid][r];
         figures[tid] = sum / BATCH;
     }
-    if (tid == NUM_FIGURES) figures[3] = length;
+    if (tid == NUM_FIGURES) figures[3] = progress.length;
 #pragma unroll
     for (int slot = 0; slot < SLOTS; ++slot) {
-        of_mean[slot * THREADS + tid] = mine.mean[slot];
-        of_square[slot * THREADS + tid] = mine.square[slot];
+        of_thread(OF_MEAN, slot) = mine.mean[slot];
+        of_thread(OF_SQUARE, slot) = mine.square[slot];
     }
 #pragma unroll 1
     for (int slot = 0; slot < SLOTS; ++slot) {
@@ -484,13 +517,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         if (owned.number < 0) continue;
         const Place place(owned.number);
         const Quad parameter = whole(shared.weight[0] + owned.element, owned.down, rest_of(slot));
-        const Quad following = of_target[slot * THREADS + tid];
-        const Quad mean = of_mean[slot * THREADS + tid], mean_square = of_square[slot * THREADS + tid];
+        const Quad following = of_thread(OF_TARGET, slot);
+        const Quad mean = of_thread(OF_MEAN, slot), mean_square = of_thread(OF_SQUARE, slot);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int to = place.number(i);
             if (to < 0) continue;
-            parameters[to] = parameter.of[i];
+            parameters()[to] = parameter.of[i];
             target[to] = following.of[i];
             average[to] = mean.of[i];
             square[to] = mean_square.of[i];
@@ -500,14 +533,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
         const int i = tid + slot * THREADS, to = number_of_bias(i);
         if (to < 0) continue;
-        parameters[to] = shared.bias[0][i];
+        parameters()[to] = shared.bias[0][i];
         target[to] = shared.bias[1][i];
         average[to] = mine.bias_mean[slot];
         square[to] = mine.bias_square[slot];
     }
-    if (tid < 2 * LAYERS) adam_steps[tid] = num_adam_steps;
+    if (tid < 2 * LAYERS) adam_steps[tid] = progress.num_adam_steps;
     if (tid == 0) {
-        draws[0] += (u64)num_drawn << 32;
-        schedule[0] = num_made;
+        draws[0] = progress.num_draws << 32 | (draws[0] & 0xffffffffu);
+        schedule[0] = progress.num_made;
     }
 }
