@@ -29,14 +29,15 @@ constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
 constexpr int SLOTS0 = Division<0>::SLOTS, SLOTS1 = Division<1>::SLOTS, SLOTS2 = Division<LAYERS - 1>::SLOTS;
 constexpr int SLOTS = SLOTS0 + SLOTS1 + (LAYERS > 2 ? SLOTS2 : 0);  // quads of parameters of a thread
 constexpr int AT_ONCE = 5;  // of those, which it loads before it stores one, else each load waits for a store
-constexpr int BIAS_SLOTS = parts_of(BIASES, THREADS);
 
 // How far the run is, as its first thread moves it on: of what all threads know, none has room for in its registers.
 struct Progress {
     long long begin, steps_before;  // steps in the store before this launch; and schedule[1]
     long long num_made;             // updates
     u64 num_draws;
-    int num_due;  // updates, after this step
+    long long made_then;            // before the updates after the next step
+    int num_due, due_then;          // updates after this step, and after the next
+    bool is_halted;
     float rate, num_adam_steps, length;
     unsigned seed[3], env_seed[3];
 };
@@ -49,7 +50,7 @@ struct alignas(16) Shared {
     Element hidden1[ROWS * PITCH1];       // then their deltas
     Element hidden2[ROWS * PITCH2];
     Element delta_out[ROWS * PITCH_OUT];
-    float bias[2][BIASES], of_bias[BIASES];
+    float bias[2][BIASES], of_bias[BIASES], bias_mean[BIASES], bias_square[BIASES];
     float q[(DOUBLE ? 2 : 1) * ROWS * Q_PITCH];
     float q_of_target[ROWS * Q_PITCH];
     float reward[ROWS], discount[ROWS], item_weight[ROWS], of_batch[NUM_FIGURES][ROWS];
@@ -98,10 +99,9 @@ __device__ __forceinline__ void hidden_layers(Shared& shared, int network, const
     }
 }
 
-// What one thread steps.
+// Adam's memory of what one thread steps.
 struct Mine {
     Quad mean[SLOTS], square[SLOTS];
-    float bias_mean[BIAS_SLOTS], bias_square[BIAS_SLOTS];
 };
 
 // Calls take(slot, owned) for each slot of a thread. The last layer's come first, as their gradients do.
@@ -209,7 +209,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     };
     constexpr int OF_TARGET = 0, OF_MEAN = 1, OF_SQUARE = 2;
 
-    bool is_halted = halted[0] != 0.0f;
     if (!PLAYS && schedule[1] == 0) return;
 
 #pragma unroll 4
@@ -223,6 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         progress.num_draws = draws[0] >> 32;
         progress.rate = lr[0];
         progress.num_adam_steps = adam_steps[0];
+        progress.is_halted = halted[0] != 0.0f;
         for (int i = 0; i < 3; ++i) {
             progress.seed[i] = seed[i];
             progress.env_seed[i] = env_seed[i];
@@ -258,17 +258,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         mine.square[slot] = of_thread(OF_SQUARE, slot);
     }
     const auto number_of_bias = [&](int i) {  // as torch has parameters; -1: it is beyond its layer
-        return i < BIASES ? Place(FRAGMENTS * 32 + i / 4).number(i % 4) : -1;
+        return Place(FRAGMENTS * 32 + i / 4).number(i % 4);
     };
-#pragma unroll
-    for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
-        const int i = tid + slot * THREADS, from = number_of_bias(i);
-        mine.bias_mean[slot] = mine.bias_square[slot] = 0.0f;
+    for (int i = tid; i < BIASES; i += THREADS) {
+        const int from = number_of_bias(i);
         if (from < 0) continue;
         shared.bias[0][i] = parameters()[from];
         shared.bias[1][i] = target[from];
-        mine.bias_mean[slot] = average[from];
-        mine.bias_square[slot] = square[from];
+        shared.bias_mean[i] = average[from];
+        shared.bias_square[i] = square[from];
     }
 
     const int row = tid / LANES;
@@ -286,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     };
     int drawn_for = -1;  // the step after which what was drawn last is learned from
     // Makes so many updates, at least one, after step t of a rollout, which is in a slot of the store.
-    const auto make_updates = [&](int t, int newest, int num_due) {
+    const auto make_updates = [&](int t, int newest) {
         const auto now = [&] { return progress.begin + (PLAYS ? t + 1 : 0); };
         const bool is_gathered = drawn_for == t;  // as the last update left it, ahead of a step
         if (!is_gathered) draw_next(now(), progress.num_draws);
@@ -303,8 +301,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         const Next& given = shared.next[row];
         if (given.is_stale) Coming(steps(), given.item, given.fate).store(shared, row < BATCH);
 #pragma unroll 1
-        for (int k = 0; k < num_due; ++k) {
-            const bool is_last = k + 1 == num_due;
+        for (int k = 0; k < progress.num_due; ++k) {
+            const bool is_last = k + 1 == progress.num_due;
             __syncthreads();
 #pragma unroll 1
             for (int pass = 0; pass < (DOUBLE ? 3 : 2); ++pass) {  // what came after by one network, or both; then the rows
@@ -362,11 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                 return slot < STORED ? stored[slot * THREADS + tid] : gradient[slot];
             };
             __syncthreads();
-#pragma unroll
-            for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
-                const int i = tid + slot * THREADS;
-                if (i < BIASES) squares += shared.of_bias[i] * shared.of_bias[i];
-            }
+            for (int i = tid; i < BIASES; i += THREADS) squares += shared.of_bias[i] * shared.of_bias[i];
             squares = over_warp(squares);
             if (lane == 0) shared.squares[tid / 32] = squares;
             __syncthreads();
@@ -374,8 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
 #pragma unroll
             for (int warp = 0; warp < WARPS; ++warp) all_squares += shared.squares[warp];
             const float length = sqrtf(all_squares);
-            if (!is_halted && !isfinite(length)) {  // the first tensor is told
-                is_halted = true;
+            if (!progress.is_halted && !isfinite(length)) {  // the first tensor is told
                 long long first = NOTHING_FOUND;
                 for_each_slot([&](int slot, const Owned& owned) {
                     const Quad one = gradient_in(slot);
@@ -390,10 +383,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                 if (first != NOTHING_FOUND) atomicMin(name, first);
                 __syncthreads();
                 if (tid == 0) {
+                    progress.is_halted = true;
                     if (__ldcg(name) == NOTHING_FOUND) name[0] = 0;  // too long, though no part is
                     halted[0] = run_halted[0] = 1.0f;
                 }
+                __syncthreads();
             }
+            const bool is_halted = progress.is_halted;
             const float shortened = CLIPS ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
             const Rates rates = shared.rates;
             const auto step = [&](float slope, float& mean, float& mean_square, float parameter) {
@@ -434,13 +430,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                         part(next, shared.weight[1] + owned.element, owned.down, unused);
                     });
                 }
-#pragma unroll
-                for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
-                    const int i = tid + slot * THREADS;
-                    if (i >= BIASES) continue;
+                for (int i = tid; i < BIASES; i += THREADS) {
                     float& bias = shared.bias[0][i];
                     if (!is_halted) {
-                        bias = step(shared.of_bias[i] * shortened, mine.bias_mean[slot], mine.bias_square[slot], bias);
+                        bias = step(shared.of_bias[i] * shortened, shared.bias_mean[i], shared.bias_square[i], bias);
                     }
                     if (rates.follows) shared.bias[1][i] = followed_by(shared.bias[1][i], bias);
                 }
@@ -467,25 +460,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     const auto made_after = [&](long long steps) {
         return updates_by(progress.steps_before + steps * NUM_ENVS, learning_starts, replay_ratio[0]);
     };
+    const auto plan_updates = [&](int t) {  // ahead, by a thread that others do not wait for
+        progress.made_then = made_after(t);
+        const bool are_there = drawable_of(progress.begin + t + 1).count > 0;
+        progress.due_then = are_there ? (int)(made_after(t + 1) - progress.made_then) : 0;
+    };
+    if (tid == 0) plan_updates(0);
     __syncthreads();
     int slot = (int)(progress.begin % NUM_SLOTS);
 #pragma unroll 1
     for (int t = 0; t < num_steps; ++t) {
-        if (tid == 0) {
-            progress.num_made = made_after(t);
-            const bool are_there = drawable_of(progress.begin + t + 1).count > 0;
-            progress.num_due = are_there ? (int)(made_after(t + 1) - progress.num_made) : 0;
-        }
         __syncthreads();
+        if (tid == 0) {
+            progress.num_made = progress.made_then;
+            progress.num_due = progress.due_then;
+        }
         const long long step = (long long)t * NUM_ENVS;
         act(choice, seen + step * SEEN_COLUMNS * NUM_FEATURES, progress.env_seed, env_step, epsilon, exponents,
             acted + step * NUM_COLUMNS, q_value + step * GROUP_SIZE);
-        const int num_due = progress.num_due;  // before the first thread says the next
         STEP_ENVS(t)
+        if (tid == THREADS / 2) plan_updates(t + 1);
         keep_step({seen, acted, q_value, paid, terminated, truncated, last, truncations},
                   {done, observation, side, reward, action, side_step, num_truncated, num_dropped}, t,
                   progress.begin + t, slot);
-        if (num_due > 0) make_updates(t, slot, num_due);
+        if (progress.num_due > 0) make_updates(t, slot);
         slot = slot_after(slot, 1);
     }
     if (tid == 0) {
@@ -494,8 +492,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         schedule[1] = progress.steps_before + (long long)num_steps * NUM_ENVS;
     }
 #else
+    if (tid == 0) progress.num_due = (int)progress.steps_before;
     __syncthreads();
-    make_updates(0, 0, (int)progress.steps_before);
+    make_updates(0, 0);
 #endif
     __syncthreads();
     if (drawn_for < 0) return;
@@ -529,14 +528,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             square[to] = mean_square.of[i];
         }
     }
-#pragma unroll
-    for (int slot = 0; slot < BIAS_SLOTS; ++slot) {
-        const int i = tid + slot * THREADS, to = number_of_bias(i);
+    for (int i = tid; i < BIASES; i += THREADS) {
+        const int to = number_of_bias(i);
         if (to < 0) continue;
         parameters()[to] = shared.bias[0][i];
         target[to] = shared.bias[1][i];
-        average[to] = mine.bias_mean[slot];
-        square[to] = mine.bias_square[slot];
+        average[to] = shared.bias_mean[i];
+        square[to] = shared.bias_square[i];
     }
     if (tid < 2 * LAYERS) adam_steps[tid] = progress.num_adam_steps;
     if (tid == 0) {

@@ -83,7 +83,7 @@ class QShape:
         if len(hidden) == 1:
             hidden.append(PADDING)
         elements = 2 * self.num_elements + self.rows * (2 * features + 3 * sum(hidden) + actions)
-        floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 15) + 2 * 256 + self.threads // 32 + 4
+        floats = 2 * self.num_biases + self.rows * (3 * (actions - PADDING + 1) + 17) + 2 * 256 + self.threads // 32 + 4
         return -(-(self.element_bytes * elements + 4 * floats) // 16) * 16 + 64
 
     @property
@@ -147,7 +147,7 @@ class QAloneShape(QShape):
             hidden.append(PADDING)
         elements = 2 * self.num_elements + self.rows * (2 * features + sum(hidden) + actions)
         rest = 8 * self.threads * (self.slots if self.element_bytes == 2 else 1)
-        floats = 3 * self.num_biases + self.rows * (3 * (self.widths[-1] | 1) + 15) + self.threads // 32 + 4
+        floats = 5 * self.num_biases + self.rows * (3 * (self.widths[-1] | 1) + 17) + self.threads // 32 + 36
         return -(-(self.element_bytes * elements + rest + 4 * floats) // 16) * 16 + 64
 
     @property
