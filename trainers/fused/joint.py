@@ -80,27 +80,22 @@ def of_several(text: str, kernel: str, parameters: Sequence[Parameter], words: S
         raise ValueError(f"{kernel} begins otherwise")
     return f"""__constant__ const unsigned long long ARGUMENTS[] = {{{", ".join(f"{word}ull" for word in words)}}};
 
-__device__ __forceinline__ unsigned block_now()
-{{
-#ifdef WARPDRIVE_CPU
-    return blockIdx.x;
-#else
-    unsigned block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    return block;
-#endif
-}}
-
 template <typename T>
 __device__ __forceinline__ void read(T& value, unsigned long long word) {{ value = (T)word; }}
 __device__ __forceinline__ void read(float& value, unsigned long long word) {{ value = __uint_as_float((unsigned)word); }}
 
 template <typename T, int I>
 struct Argument {{
+    unsigned first;  // of the block's
+
     __device__ __forceinline__ operator T() const
     {{
+        unsigned now = first;
+#ifndef WARPDRIVE_CPU
+        asm volatile("" : "+r"(now));  // for all that a compiler knows it is another each time, and so what stands there
+#endif
         T value;
-        read(value, ARGUMENTS[block_now() * {len(parameters)} + I]);
+        read(value, ARGUMENTS[now + I]);
         return value;
     }}
 }};
@@ -108,6 +103,7 @@ struct Argument {{
 {text}
 extern "C" __global__ void __launch_bounds__(THREADS) {kernel}(const int* plays)
 {{
-    if (plays[blockIdx.x]) {kernel}_of({", ".join("{}" for _ in parameters)});
+    const unsigned first = blockIdx.x * {len(parameters)};
+    if (plays[blockIdx.x]) {kernel}_of({", ".join("{first}" for _ in parameters)});
 }}
 """
