@@ -71,9 +71,19 @@ class Task:
 
 _SMAX = {"trainer.total_timesteps": "2_097_152", "policy.ally.lr": "[[0, 4e-3], [2_097_152, 0.0]]"}
 
+_TEN_ENVS = {
+    "trainer.num_envs": "10", "trainer.train_batch_size": "1_000", "policy.agent.batch_size": "128",
+    "policy.agent.model.fc_dims": "[120, 84]",
+}  # fmt: skip
+_BY_STEPS = _TEN_ENVS | {"trainer.train_batch_size": "10", "saving.metrics_log_freq": "5_000"}
+
 TASKS = {
     "cartpole": Task("cartpole.yaml", at_least=495, num_of_ten=10),
     "cartpole_dqn": Task("cartpole_dqn.yaml", at_least=475, num_of_ten=10),
+    "cartpole_dqn_in_rollouts": Task(
+        "cartpole_dqn.yaml", at_least=475, changed=_TEN_ENVS | {"policy.agent.updates_in_rollouts": "true"}
+    ),
+    "cartpole_dqn_by_steps": Task("cartpole_dqn.yaml", at_least=475, changed=_BY_STEPS),
     "cartpole_offppo": Task("cartpole_offppo.yaml", at_least=475, num_of_ten=10),
     "cartpole_r2d2": Task("cartpole_r2d2.yaml", at_least=475, num_of_ten=10),
     "bit_flip": Task("bit_flip.yaml", at_least=0.95, figure="solved"),

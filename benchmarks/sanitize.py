@@ -85,6 +85,9 @@ RUNS = {
     "wide gaussian": ("pendulum.yaml", few("agent", fc_dims="[256, 256]")),
     "gaussian gru": ("pendulum.yaml", few("agent", **GRU)),
     "dqn": ("cartpole_dqn.yaml", replayed(prioritized="true")),
+    "dqn_in_rollouts": (
+        "cartpole_dqn.yaml", replayed(updates_in_rollouts="true", **{"model.fc_dims": "[120, 84]"}),
+    ),
     "sac": ("pendulum_sac.yaml", replayed(n_step="3")),
     "td3": ("pendulum_td3.yaml", {**replayed(prioritized="true", policy_delay="1"), "trainer.precision": "bf16"}),
     "sources": (None, {**few("agent", fc_dims="[32, 16]"), "env.kind": "mixed", "policy.agent.agent_id": "true"}),

@@ -74,7 +74,7 @@ def of_several(text: str, kernel: str, parameters: Sequence[Parameter], words: S
     are read anew at each use, as a kernel's arguments are, so that no register holds them in between."""
     of_kernel = re.compile(rf'extern "C" __global__ void __launch_bounds__\(THREADS\) {kernel}\([^)]*\)')
     names = [f"{one.ctype}{'*' if one.is_pointer else ''}" for one in parameters]
-    given = ", ".join(f"Argument<{name}, {i}> {one.name}" for i, (name, one) in enumerate(zip(names, parameters)))
+    given = ", ".join(f"Argument<{names[i]}, {i}> {one.name}" for i, one in enumerate(parameters))
     text, number = of_kernel.subn(f"__device__ __forceinline__ void {kernel}_of({given})", text)
     if number != 1:
         raise ValueError(f"{kernel} begins otherwise")
@@ -82,7 +82,10 @@ def of_several(text: str, kernel: str, parameters: Sequence[Parameter], words: S
 
 template <typename T>
 __device__ __forceinline__ void read(T& value, unsigned long long word) {{ value = (T)word; }}
-__device__ __forceinline__ void read(float& value, unsigned long long word) {{ value = __uint_as_float((unsigned)word); }}
+__device__ __forceinline__ void read(float& value, unsigned long long word)
+{{
+    value = __uint_as_float((unsigned)word);
+}}
 
 template <typename T, int I>
 struct Argument {{
@@ -92,7 +95,7 @@ struct Argument {{
     {{
         unsigned now = first;
 #ifndef WARPDRIVE_CPU
-        asm volatile("" : "+r"(now));  // for all that a compiler knows it is another each time, and so what stands there
+        asm volatile("" : "+r"(now));  // a compiler takes it for another number each time
 #endif
         T value;
         read(value, ARGUMENTS[now + I]);
