@@ -16,7 +16,7 @@ from trainers.fused import plan
 from trainers.fused.limits import CPU, LARGE_GPU, Limits
 from trainers.fused.q_actor import FusedQActor
 from trainers.fused.q_learner import FusedQLearner, plan_q
-from trainers.fused.q_shape import QAloneShape, QShape, fit_q
+from trainers.fused.q_shape import QAloneShape, QShape, fit_alone, fit_q
 from trainers.fused.wide_q import WideQLearner, WideQShape
 from trainers.networks.policy import make_policy
 from trainers.population import Population, config_of_member
@@ -30,6 +30,7 @@ from warpdrive.errors import ConfigError
 
 WIDTHS = (20, 9)
 BATCH = 40
+H100 = replace(LARGE_GPU, has_warpgroups=True)
 
 
 def make_config(folder, device: str, precision: str = "fp32", **policy) -> Config:
@@ -116,6 +117,26 @@ def test_updates_are_those_of_torch(switches, team, tmp_path, device):
     assert torch.equal(ours.table.draws, theirs.table.draws)
     for name, tensor in theirs.table.selector.tensors().items():  # leaves are in units of 2^-20
         torch.testing.assert_close(ours.table.selector.tensors()[name], tensor, rtol=1e-4, atol=8, msg=name)
+
+
+def test_a_block_alone_learns_in_bf16_what_torch_learns(tmp_path, device):
+    """Of the size that fills a block, by tensor cores where there are some: 3 updates, which round."""
+    sizes = {"fc_dims": (120, 84), "batch_size": 128, "buffer_size": 400, "learning_starts": 0, "replay_ratio": 0.2}
+    by_torch, by_kernel = (make_trainer(tmp_path / name, device, **sizes) for name in ("torch", "kernel"))
+    ours, theirs = by_kernel.algorithms["agent"], by_torch.algorithms["agent"]
+    ours.learns_by = FusedQLearner(ours, fit_alone((6, 120, 84, 3), 128, H100, 2))
+    by_kernel.phases["agent"] = {name: by_kernel._graphed(phase) for name, phase in ours.phases().items()}
+    for _ in range(2):
+        found, expected = by_kernel.iterate()["agent"], by_torch.iterate()["agent"]
+    for name in ("loss", "q_mean", "td_error", "grad_norm"):
+        assert float(found[name]) == pytest.approx(float(expected[name]), rel=0.02, abs=1e-3), name
+    for name, tensor in theirs.state()["optim"].items():
+        if name.endswith("/exp_avg"):
+            one, other = ours.state()["optim"][name].flatten(), tensor.flatten()
+            assert torch.nn.functional.cosine_similarity(one, other, 0) > 0.999, name
+            assert float(one.norm() / other.norm()) == pytest.approx(1.0, rel=0.02), name
+    for name, tensor in theirs.target.state_dict().items():
+        torch.testing.assert_close(ours.target.state_dict()[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
 
 def let_kernels_play(monkeypatch) -> None:
@@ -280,9 +301,6 @@ def test_a_run_by_the_kernel_resumes_bit_for_bit(kind, tmp_path, device, monkeyp
 
 def algorithm_of(trainer: Trainer):
     return trainer.algorithms["agent"]
-
-
-H100 = replace(LARGE_GPU, has_warpgroups=True)
 
 
 @pytest.mark.parametrize(
