@@ -19,7 +19,7 @@ from trainers.report.statistics import returns_by_group
 from trainers.run import disk
 from trainers.run.again import has_checkpoints
 from trainers.run.checkpoint import RESOLVED_CONFIG
-from trainers.run.crash import dumps_crash
+from trainers.run.crash import dumps_crash, explains_faults
 from trainers.run.lock import lock_run
 from trainers.run.reading import check_files_and_folders, check_folder, members_in
 from trainers.run.run_folder import make_run_folder, removed_if_refused, write_needed
@@ -142,7 +142,7 @@ class Population:
         self.say(f"a population of {len(self.members)} in {self.path}; each says what it does in its log.txt")
         started, begun = time.perf_counter(), sum(member.env_steps for member in self.members)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(first.explains_faults())
+            stack.enter_context(explains_faults(first))
             saving = first.config.saving
             stop = stack.enter_context(StopSignals(saving.grace_seconds, first.saves.now, heeds_save=True))
             for member in self.members:

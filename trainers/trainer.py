@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from trainers.acting.actor import make_actors
 from trainers.algorithms import check_algorithm, find_algorithm
 from trainers.algorithms.algorithm import Algorithm, Clock
 from trainers.callbacks import Callback, Callbacks
-from trainers.errors import describe_device_fault, is_device_fault
 from trainers.evaluation import Evaluation
 from trainers.experience.rollout import Rollout, max_truncations
 from trainers.experience.spec import GroupSpec, spec_of
@@ -36,7 +34,7 @@ from trainers.report.timing import Timing
 from trainers.run import checkpoint
 from trainers.run.best import latest_figure
 from trainers.run.checks import check_finite, check_ranks_agree
-from trainers.run.crash import dumps_crash
+from trainers.run.crash import dumps_crash, explains_faults
 from trainers.run.estimate import check_memory, explains_shortage
 from trainers.run.generators import generator_states, seed_everything
 from trainers.run.identity import Changes, identity_of, progress_of
@@ -51,7 +49,7 @@ from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import ConfigError, KernelError
+from warpdrive.errors import ConfigError
 
 
 class Trainer:
@@ -235,7 +233,7 @@ class Trainer:
         self.saves.wait()  # a run that was ended at once may have left one behind
         started_at, started_iteration = time.perf_counter(), self.iteration
         with (
-            self.explains_faults(),
+            explains_faults(self),
             self.run.locked(),
             StopSignals(self.config.saving.grace_seconds, self.saves.now, heeds_save=True) as stop,
             self.world.watched(),
@@ -247,16 +245,6 @@ class Trainer:
                 self.look_after(self.iterate() if self.profile is None else self.profile.iterate())
                 self.heed(self.world.agree_on(self.saves.asked(stop)))
         self.reporter.conclude(time.perf_counter() - started_at, self.iteration - started_iteration)
-
-    @contextlib.contextmanager
-    def explains_faults(self) -> Iterator[None]:
-        """While it is entered, a fault of the device is told with what is known of the run."""
-        try:
-            yield
-        except Exception as error:
-            if not is_device_fault(error):
-                raise
-            raise KernelError(self._describe_fault(error)) from error
 
     @property
     def is_under_way(self) -> bool:
@@ -374,7 +362,7 @@ class Trainer:
             learned = {file: tensors for file, tensors in learned.items() if file not in self.chunks.stores}
         check_finite(
             learned,
-            f"Nothing was saved after {self.env_steps:,} env steps, {self._older_checkpoint()}. "
+            f"Nothing was saved after {self.env_steps:,} env steps, {self.older_checkpoint()}. "
             "Are the env's rewards and observations finite? Else lower the policy's lr.",
         )
         of_all = {file: tensors for file, tensors in learned.items() if file not in self.chunks.stores}
@@ -410,13 +398,8 @@ class Trainer:
         of_rank = f", rank {self.world.rank}" if self.world.rank else ""
         return {f"{name}{of_rank}": one.generator for name, one in self.algorithms.items()}
 
-    def _describe_fault(self, error: Exception) -> str:
-        known = self.reporter.reported_iteration
-        env_steps = known * self.config.trainer.train_batch_size
-        good = f"All was well up to env step {env_steps:,} (iteration {known}), and {self.iteration} were asked for"
-        return describe_device_fault(error, good, self._older_checkpoint())
-
-    def _older_checkpoint(self) -> str:
+    def older_checkpoint(self) -> str:
+        """Which the last good checkpoint is, in words."""
         older = checkpoint.list_checkpoints(self.run.checkpoints)
         return f"the last good checkpoint is {older[-1]}" if older else "and there is no older checkpoint"
 

@@ -369,7 +369,7 @@ _WIDTHS = {"bool": 1, "int": 4, "long long": 8, "float": 4}
 """Kinds of constants and their bytes; a sequence has the last of its items' kinds."""
 MAX_SEQUENCE_BYTES = 1 << 16
 """Of all sequences of one source: a GPU's constant memory."""
-_TAKEN_NAMES = {"NAN", "INFINITY", "NULL", "INT_MAX", "INT_MIN", "M_PI", "ENV_SHARED", "REDUCE_LANES"}
+_TAKEN_NAMES = {"NAN", "INFINITY", "NULL", "INT_MAX", "INT_MIN", "M_PI", "ENV_SHARED", "REDUCE_LANES", "BLOCK_OF_ENVS"}
 _TAKEN_NAMES |= {"STREAM_ENV", "STREAM_ACTION", "STREAM_RESET", "STREAM_REPLAY"}
 
 

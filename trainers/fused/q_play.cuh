@@ -75,7 +75,7 @@ __device__ __forceinline__ void keep_step(const Rollout& rollout, const Kept& ke
     }
 }
 
-// Updates that are due after so many env steps, as off_policy.py counts them.
+// Updates that are due after so many env steps, as OffPolicyConfig counts them.
 __device__ __forceinline__ long long updates_by(long long env_steps, long long learning_starts, double replay_ratio)
 {
     return env_steps < learning_starts ? 0 : (long long)(replay_ratio * (double)(env_steps - learning_starts));

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save as tensors_to_bytes
 
-from trainers.errors import NonFiniteError, RunFolderError
+from trainers.errors import NonFiniteError, RunFolderError, describe_device_fault, is_device_fault
 from trainers.run import checkpoint, disk
 from warpdrive.config import to_plain
+from warpdrive.errors import KernelError
 
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
@@ -48,6 +49,20 @@ def dumps_crash(trainer: Trainer) -> Iterator[None]:
         else:
             trainer.run.say(f"crash dump: {folder}")
         raise
+
+
+@contextlib.contextmanager
+def explains_faults(trainer: Trainer) -> Iterator[None]:
+    """While it is entered, a fault of the device is told with what is known of the run."""
+    try:
+        yield
+    except Exception as error:
+        if not is_device_fault(error):
+            raise
+        known = trainer.reporter.reported_iteration
+        env_steps = known * trainer.config.trainer.train_batch_size
+        good = f"All was well up to env step {env_steps:,} (iteration {known}), and {trainer.iteration} were asked for"
+        raise KernelError(describe_device_fault(error, good, trainer.older_checkpoint())) from error
 
 
 def dump_crash(trainer: Trainer, error: NonFiniteError) -> Path:
