@@ -139,6 +139,26 @@ def test_a_block_alone_learns_in_bf16_what_torch_learns(tmp_path, device):
         torch.testing.assert_close(ours.target.state_dict()[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
 
 
+def test_a_block_alone_and_one_of_a_team_learn_the_same_in_bf16(tmp_path, device):
+    """8 updates from one store: they round the same numbers, and add up gradients in another order."""
+    widths, steps = (6, 40, 24, 3), {"buffer_size": 400, "learning_starts": 0, "replay_ratio": 1.0}
+    learners = []
+    for name, shape in ("alone", fit_alone(widths, 64, H100, 2)), ("team", QShape(widths, 64, 64, 1, False, 2)):
+        trainer = make_trainer(tmp_path / name, device, fc_dims=widths[1:3], batch_size=64, **steps)
+        learner = trainer.algorithms["agent"]
+        learner.learns_by = FusedQLearner(learner, shape)
+        trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in learner.phases().items()}
+        begin = {name: parameter.clone() for name, parameter in learner.policy.named_parameters()}
+        trainer.iterate()
+        learners.append(learner)
+    ours, theirs = (dict(one.policy.named_parameters()) for one in learners)
+    for name, parameter in theirs.items():
+        way = (parameter - begin[name]).norm()
+        assert way > 0.0 and (ours[name] - parameter).norm() < 1e-3 * way, name
+    for one, other in zip(learners[0].target.parameters(), learners[1].target.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
 def let_kernels_play(monkeypatch) -> None:
     """In full float, on a CPU, too."""
     monkeypatch.setattr(TrainerConfig, "precision_on", lambda *_: plan.FULL_PRECISION)
