@@ -126,6 +126,7 @@ ROWS = (
     _updated("Q2", _DQN.format("4,096", "4,096"), 40_000),
     _updated("Q2_of_8", _DQN.format("4,096", "4,096") + ", by iterations of 8", 40_000),
     _updated("Q3_of_132", _DQN.format("10", "128") + ", in one launch with them, 132 seeds; the peer one", 8e6),
+    Row("Q4", "CartPole to a greedy 475, DQN", "time_to_score_dqn", ("seconds",), SECONDS, 3, ("Q4", "seconds")),
     _trained("Q6_128", _MINATAR.format(128), RATE, 3e6),
     _trained("Q6_4096", _MINATAR.format(4096), RATE, 30e6),
     _updated("Q8_256", _SAC.format("256", "an update"), 40_000),

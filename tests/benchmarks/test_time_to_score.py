@@ -13,10 +13,12 @@ def own_bytecode(monkeypatch):
     monkeypatch.setattr(time_to_score, "BYTECODE", {})
 
 
-def test_clock_runs_from_the_start_of_the_process_to_the_score(run):
-    code, results = run(time_to_score, *SEED, "--score", 5, *SMALL)  # whoever does nothing stays up for 8 steps
-    assert code == 0
+@pytest.mark.parametrize("words", [[], ["--greedy", "evaluation.num_episodes=1"]])
+def test_clock_runs_from_the_start_of_the_process_to_the_score(words, run):
+    code, results = run(time_to_score, *SEED, "--score", 5, *words, *SMALL)  # who does nothing stays up for 8 steps
+    assert code == 0 and results["greedy"] is bool(words)
     (one,) = results["runs"]
+    assert (one["best"] == int(one["best"])) is bool(words)  # the return of one episode, or the mean of all that ended
     marks = list(one["seconds"].values())
     assert list(one["seconds"]) == ["python", "imported", "made", "reached"]
     assert marks == sorted(marks) and 0 < marks[0] < marks[-1] <= one["seconds_to_score"] + 0.1
@@ -26,7 +28,7 @@ def test_clock_runs_from_the_start_of_the_process_to_the_score(run):
 
 def test_run_that_never_reaches_the_score_has_no_figure(run, monkeypatch, capsys):
     def in_this_process(given, seed, overrides):
-        what = (given.device, given.config, given.metric, given.score)
+        what = (given.device, given.config, given.metric, given.score, given.greedy)
         return {**time_to_score.train(time.time(), *what, seed, overrides), "seconds_to_score": 1.0}
 
     monkeypatch.setattr(time_to_score, "time_child", in_this_process)
