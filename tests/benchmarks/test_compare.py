@@ -48,6 +48,7 @@ def write_all(folder: Path) -> None:
         write(folder, report, results)
     write(folder, "throughput_P6", columns(1.0, 2.0, 7300.0, device_memory_gb=12.0))
     write(folder, "time_to_score", {"seconds": 3.0})
+    write(folder, "time_to_score_dqn", {"seconds": 3.0}, words="--config cartpole_dqn.yaml --greedy")
     write(folder, "cold_start", {name: {"seconds": 4.0} for name in ("P1", "P5", "P7")})
     for report in ("replay", "off_policy", "env_step"):
         found: dict = {}
@@ -107,6 +108,8 @@ def test_a_target_that_a_slower_gpu_reaches_is_reached(folder, monkeypatch):
          "on NVIDIA H100 80GB HBM3, but the target is of NVIDIA H200"),
         ({"results": REACHES, "words": "trainer.num_envs=10"},
          "measured with trainer.num_envs=10: other work than the row's"),
+        ({"results": REACHES, "words": "--config cartpole_dqn.yaml"},
+         "measured with --config: other work than the row's"),
         ({"results": REACHES, "words": "--gpus 2 --steps 50"}, "measured with --steps: other work than the row's"),
         ({"results": REACHES, "commit": "abc-dirty"}, "measured at abc-dirty: with changes in no commit"),
     ],
@@ -166,6 +169,7 @@ def test_memory_of_p6_counts_by_itself_and_runs_that_never_reached_the_score_are
         ("throughput_P5", columns(50.0, 100.0, 200.0), "P5", 62.145),  # 12,429 / 200
         ("throughput_P8", columns(1.0, 2.0, 4.0), "P8", 250_000 / 83.9e6),  # a rate: ours / theirs
         ("time_to_score", {"seconds": 2.0}, "P10", 3.35),  # 6.7 / 2
+        ("time_to_score_dqn", {"seconds": 2.0}, "Q4", 7.8),  # 15.6 / 2
         ("multi_gpu", {"2": {"times_one": 1.95}}, "P11", 1.95 / 1.86),
     ],
 )
