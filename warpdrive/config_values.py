@@ -52,6 +52,13 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class Meant:
+    """A function from a value that is right to the one that is meant by it."""
+
+    by: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
 class Schedule:
     """A number that changes: piecewise linear through `points`, (step, value), constant beyond both ends."""
 
@@ -152,6 +159,8 @@ def _bounded(annotation: Any, limits: tuple[Any, ...], value: Any) -> Any:
             raise WrongValue(f"expected {limit.means}, got {shown(value)}")
         elif isinstance(limit, Checked) and converted is not None:
             limit.check(converted)
+        elif isinstance(limit, Meant) and converted is not None:
+            converted = limit.by(converted)
     return converted
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from trainers import torch_later as torch
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.r2d2 import R2D2, R2D2Config
+from trainers.settings.config import PathName
 from warpdrive.config import Between
 from warpdrive.errors import ConfigError, WarpDriveError
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 class R2D3Config(R2D2Config):
     """`policy.<name>:` with `algorithm: R2D3`."""
 
-    demonstrations: str | None = None
+    demonstrations: PathName | None = None
     """Folder of a dataset of this env, with what was played (see docs/replay.md). What its player remembered is
     not read: its sequences begin with an empty memory."""
     demo_ratio: Annotated[float, Between(0, 1)] = 0.25

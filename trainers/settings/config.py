@@ -5,12 +5,13 @@ Imports no torch: a mistake in a config is told before anything heavy is loaded.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from warpdrive.config import Between, Count, Fraction, Hints, Matching, Number, Positive, Size, shown
+from warpdrive.config import Between, Count, Fraction, Hints, Matching, Meant, Number, Positive, Size, shown
 from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ Name = Annotated[
     Matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", "a name of at most 100 letters, digits, '_', '-' and '.'"),
 ]
 """Part of a path: it must not lead out of its folder."""
-PathName = Annotated[str, Matching(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+", "a path without control characters")]
+PathName = Annotated[
+    str,
+    Matching(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+", "a path without control characters"),
+    Meant(os.path.expanduser),  # no shell reads a config's `~`, nor that of key=~/folder
+]
 
 
 def check_run_name(name: str | None) -> None:

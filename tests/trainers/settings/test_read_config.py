@@ -30,6 +30,14 @@ def test_good_config_is_read(tmp_path):
     assert config.env == {"num_taggers": 3}
 
 
+def test_a_folder_of_ones_own_home_is_there_and_not_in_one_called_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    config = read(tmp_path, GOOD.replace("basedir: runs", "basedir: ~/runs"))
+    assert config.saving.basedir == "/home/me/runs"
+    config = read_config(tmp_path / "tag.yaml", [("saving.basedir", "~/mine")])
+    assert config.saving.basedir == "/home/me/mine"
+
+
 def test_published_figures_of_tag_gridworld():
     config = read_config(ROOT / "examples" / "tag_gridworld.yaml")
     policy = config.policy["shared"]
