@@ -55,6 +55,13 @@ def make_trainer(folder, device: str, **policy) -> Trainer:
     return Trainer(make_config(folder, device, **policy))
 
 
+def let_learn(trainer: Trainer, learns_by: FusedQLearner | WideQLearner) -> None:
+    """In place of who makes its updates."""
+    algorithm = trainer.algorithms["agent"]
+    algorithm.learns_by = learns_by
+    trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
+
+
 def learn_by_kernel(
     trainer: Trainer, rows: int = 64, in_cluster: bool = False, is_wide: bool = False, is_alone: bool = False
 ) -> None:
@@ -62,14 +69,13 @@ def learn_by_kernel(
     hidden = algorithm.config.model.fc_dims
     if is_wide:
         shape = WideQShape(6, 0, (), hidden, 1, BATCH, rows, 2, 4, threads=128, step_threads=128, num_actions=3)
-        algorithm.learns_by = WideQLearner(algorithm, shape)
+        let_learn(trainer, WideQLearner(algorithm, shape))
     elif is_alone:
         shape = QAloneShape((6, *hidden, 3), BATCH, rows, 1, False, 4, threads=128)
-        algorithm.learns_by = FusedQLearner(algorithm, replace(shape, room=shape.shared_bytes + 4096))
+        let_learn(trainer, FusedQLearner(algorithm, replace(shape, room=shape.shared_bytes + 4096)))
     else:
         shape = QShape((6, *hidden, 3), BATCH, rows, -(-BATCH // rows), in_cluster, 4, threads=128)
-        algorithm.learns_by = FusedQLearner(algorithm, shape)
-    trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
+        let_learn(trainer, FusedQLearner(algorithm, shape))
 
 
 SWITCHES = {
@@ -124,8 +130,7 @@ def test_a_block_alone_learns_in_bf16_what_torch_learns(tmp_path, device):
     sizes = {"fc_dims": (120, 84), "batch_size": 128, "buffer_size": 400, "learning_starts": 0, "replay_ratio": 0.2}
     by_torch, by_kernel = (make_trainer(tmp_path / name, device, **sizes) for name in ("torch", "kernel"))
     ours, theirs = by_kernel.algorithms["agent"], by_torch.algorithms["agent"]
-    ours.learns_by = FusedQLearner(ours, fit_alone((6, 120, 84, 3), 128, H100, 2))
-    by_kernel.phases["agent"] = {name: by_kernel._graphed(phase) for name, phase in ours.phases().items()}
+    let_learn(by_kernel, FusedQLearner(ours, fit_alone((6, 120, 84, 3), 128, H100, 2)))
     for _ in range(2):
         found, expected = by_kernel.iterate()["agent"], by_torch.iterate()["agent"]
     for name in ("loss", "q_mean", "td_error", "grad_norm"):
@@ -146,8 +151,7 @@ def test_a_block_alone_and_one_of_a_team_learn_the_same_in_bf16(tmp_path, device
     for name, shape in ("alone", fit_alone(widths, 64, H100, 2)), ("team", QShape(widths, 64, 64, 1, False, 2)):
         trainer = make_trainer(tmp_path / name, device, fc_dims=widths[1:3], batch_size=64, **steps)
         learner = trainer.algorithms["agent"]
-        learner.learns_by = FusedQLearner(learner, shape)
-        trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in learner.phases().items()}
+        let_learn(trainer, FusedQLearner(learner, shape))
         begin = {name: parameter.clone() for name, parameter in learner.policy.named_parameters()}
         trainer.iterate()
         learners.append(learner)
