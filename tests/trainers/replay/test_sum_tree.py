@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from programs import run_sanitized
+from tree_cases import MIDDLE, SMALL, draw, leaves_of, set_to, tree_of
 
 from trainers.errors import PriorityError
 from trainers.learning.graphs import Graphed
@@ -14,19 +15,7 @@ from trainers.replay.sum_tree import CHILDREN, LARGEST_LEAF, UNITS, Anchors, Sum
 from warpdrive.errors import ConfigError
 
 IS_LONG = os.environ.get("WARPDRIVE_LONG_TESTS") == "1"
-SMALL = Anchors(num_slots=4, num_rows=3)  # 12 leaves under one node
-MIDDLE = Anchors(num_slots=65, num_rows=100)  # 6,500 leaves, 5 ragged levels
 DEEP = Anchors(num_slots=70_002, num_rows=1, period=1, behind=2, ahead=3)  # changes skip two levels of a block's sums
-
-
-def tree_of(anchors: Anchors, backend, num_steps: int | None = None, **options) -> SumTree:
-    """A tree after so many steps; as many as the ring holds if not given."""
-    head = torch.full((1,), anchors.num_slots if num_steps is None else num_steps, device=backend.device)
-    seed = torch.tensor([3, 4, 0], dtype=torch.uint32, device=backend.device)
-    tree = SumTree(anchors, head, backend, seed, **options)
-    tree.head = head
-    tree.follow()
-    return tree
 
 
 def put(tree: SumTree, leaves: np.ndarray) -> None:
@@ -34,24 +23,6 @@ def put(tree: SumTree, leaves: np.ndarray) -> None:
     tree.leaves.zero_()
     tree.leaves[: len(leaves)] = torch.from_numpy(leaves.astype(np.int32)).to(tree.leaves.device)
     tree.rebuild()
-
-
-def set_to(tree: SumTree, index, priority, **options) -> None:
-    device = tree.leaves.device
-    index = torch.as_tensor(index, dtype=torch.int64, device=device)
-    tree.prepare_set(index, torch.as_tensor(priority, dtype=torch.float32, device=device), **options)()
-
-
-def draw(tree: SumTree, number: int, num_lanes: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    device = tree.leaves.device
-    index = torch.full((number,), -1, dtype=torch.int64, device=device)
-    weight = torch.full((number,), -1.0, device=device)
-    tree.prepare_draw(index, weight, num_lanes)()
-    return index.cpu().numpy(), weight.cpu().numpy()
-
-
-def leaves_of(tree: SumTree) -> np.ndarray:
-    return tree.leaves[: tree.anchors.num_leaves].cpu().numpy().astype(np.int64)
 
 
 def levels_of(tree: SumTree) -> list[np.ndarray]:
@@ -329,89 +300,6 @@ def test_sizes_that_do_not_fit_are_said_before_anything_is_allocated():
         Anchors(num_slots=100, num_rows=1, period=40).check()
     with pytest.raises(ConfigError, match="4,294,967,296 items are more than the 2,147,483,616 that a table"):
         Anchors(num_slots=1 << 16, num_rows=1 << 16).check()
-
-
-class PlainTree(dict):
-    """In place of TorchRL's compiled trees, which a torch of another version cannot load: numbers by index."""
-
-    def __init__(self, capacity: int, combine=sum) -> None:
-        super().__init__()
-        self.combine = combine
-
-    def __setitem__(self, index, value) -> None:
-        places = np.atleast_1d(index)
-        for i, one in zip(places.tolist(), np.broadcast_to(value, places.shape), strict=True):
-            super().__setitem__(i, np.float32(one))
-
-    def __getitem__(self, index):
-        return torch.tensor([dict.get(self, i, 0.0) for i in np.atleast_1d(index).tolist()]).reshape(np.shape(index))
-
-    def query(self, first: int, end: int) -> np.float32:
-        return self.combine(self[np.arange(first, end)].numpy())
-
-    def scan_lower_bound(self, mass):
-        sums = np.cumsum(self[np.arange(len(self))].numpy(), dtype=np.float64)
-        return torch.from_numpy(np.searchsorted(sums, np.asarray(mass), side="right"))
-
-
-def test_weights_and_priorities_are_torchrls(backend, monkeypatch):
-    """Of one draw of theirs: the same priorities in the tree, and weights as they differ by their largest alone."""
-    theirs = pytest.importorskip("torchrl.data.replay_buffers.samplers.prioritized", reason="there is no torchrl here")
-    storages = pytest.importorskip("torchrl.data", reason="there is no torchrl here")
-    if theirs.SumSegmentTreeFp32 is None:
-        monkeypatch.setattr(theirs, "SumSegmentTreeFp32", PlainTree)
-        monkeypatch.setattr(theirs, "SumSegmentTreeFp64", PlainTree)
-        monkeypatch.setattr(theirs, "MinSegmentTreeFp32", lambda capacity: PlainTree(capacity, np.min))
-        monkeypatch.setattr(theirs, "MinSegmentTreeFp64", lambda capacity: PlainTree(capacity, np.min))
-    alpha, beta, epsilon, number = 0.7, 0.5, 1e-8, 6400
-    torch.manual_seed(13)
-    priority = torch.rand(number) * 3 + 1e-3
-    sampler = theirs.PrioritizedSampler(number, alpha, beta, epsilon)
-    storage = storages.ListStorage(number)
-    storage.set(list(range(number)), torch.arange(number))
-    sampler.extend(torch.arange(number))
-    sampler.update_priority(torch.arange(number), priority, storage=storage)
-    tree = tree_of(MIDDLE, backend, alpha=alpha, epsilon=epsilon)
-    tree.beta.fill_(beta)
-    set_to(tree, np.arange(100, 6500), priority)
-    at = sampler._sum_tree[np.arange(number)].numpy()
-    assert np.allclose(leaves_of(tree)[100:] / UNITS, at, rtol=1e-5, atol=2**-21)
-    index, info = sampler.sample(storage, 2000)
-    expected = np.zeros(number)
-    expected[np.asarray(index)] = np.asarray(info["priority_weight"])
-    index, weight = draw(tree, 2000)
-    both = expected[index - 100] > 0
-    assert both.sum() > 500
-    ratio = weight[both] / expected[index - 100][both]
-    assert np.allclose(ratio, ratio[0], rtol=1e-5)
-
-
-def test_the_tree_draws_what_cumulative_sums_draw(backend):
-    """The dense form, in torch alone: the first place whose cumulative sum is above the point."""
-    tree = tree_of(MIDDLE, backend)
-    set_to(tree, np.arange(6500), np.random.default_rng(16).exponential(size=6500))
-    index, _ = draw(tree, 1000)
-    leaves = tree.leaves[:6500].long().cumsum(0)
-    total, width = int(leaves[-1]), (1 << 64) // 1000
-    places = [(i * width + (anywhere * width >> 64)) * total >> 64 for i, anywhere in enumerate(points(1000))]
-    places = torch.tensor(places, device=leaves.device)
-    assert index.tolist() == torch.searchsorted(leaves, places, right=True).tolist()
-
-
-def points(number: int) -> list[int]:
-    """64 bits an item of the first draw of table 0: by stream 3's first two draws (random.cuh)."""
-    return [philox((3, 4), (i, 0, 0, 3 << 28)) << 32 | philox((3, 4), (i, 0, 0, (3 << 28) + 1)) for i in range(number)]
-
-
-def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> int:
-    """The first word, by the paper's definition (Salmon et al. 2011)."""
-    a, b, c, d = counter
-    k, m = key
-    for _ in range(10):
-        x, y = 0xD2511F53 * a, 0xCD9E8D57 * c
-        a, b, c, d = y >> 32 ^ b ^ k, y & 0xFFFFFFFF, x >> 32 ^ d ^ m, x & 0xFFFFFFFF
-        k, m = k + 0x9E3779B9 & 0xFFFFFFFF, m + 0xBB67AE85 & 0xFFFFFFFF
-    return a
 
 
 def test_a_state_with_priorities_of_no_item_is_told(backend):
