@@ -20,8 +20,8 @@ MULTIPROCESSORS = 132
 class KernelText:
     """A kernel under way: an array is named, typed and wired in one place.
 
-    text = KernelText("add_steps", ["add.cuh"])
-    text.line(f"add_steps({text.read('done', done)});")
+    text = KernelText("draw", ["gather.cuh"])
+    text.line(f"const Drawable drawable = drawable_of({text.read('head', head)}[0]);")
     call = text.prepare(backend, shape, {"NUM_SLOTS": 100}, num_envs=8)
     """
 

@@ -35,6 +35,8 @@ from warpdrive.backends.base import Backend
 from warpdrive.errors import ConfigError, ShapeError
 
 CHUNK_BYTES = 32 << 20
+SHORT_ROW = 256
+"""Bytes of what an env sees up to which a block keeps those that many envs saw last."""
 SIDE = "side_"
 """Begins the names of what truncated episodes saw last, as it is kept; and of the steps after which it was."""
 LAST = "final_"
@@ -185,33 +187,43 @@ class ReplayStore:
         parts = [
             (one, part, given, run_of(given)) for one in layout for part, given in enumerate(self._parts(window, one))
         ]
-        steps, sides = KernelText("add_steps", ["add.cuh"]), KernelText("add_sides", ["add.cuh"])
+        text = KernelText("add", ["add.cuh"])
         ends = [self._given(window, name, (layout.num_steps, layout.num_envs), torch.bool) for name in _ENDS]
         counts = {len(self._given(window, LAST + one.name)) for one in layout.observations}
         if len(counts) > 1:
             raise ShapeError(f"the window's '{LAST}...' hold {sorted(counts)} truncations. Give as many of each.")
         most = max(counts, default=0)
         side_of = torch.full((max(most, 1), layout.num_envs), -1, dtype=torch.int32, device=self.backend.device)
-        arguments = [steps.read(name, one.contiguous()) for name, one in zip(_ENDS, ends, strict=True)]
-        arguments += [steps.write("head", self.small["head"]), steps.write("done", self.tensors["done"])]
-        arguments += [steps.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
-        steps.line(f"add_steps({', '.join(arguments)}, {steps.write('side_of', side_of)});")
-        self._write_fields(steps, parts)
-        self._write_sides(sides, window, side_of)
+        head = text.write("head", self.small["head"])
+        arguments = [text.read(name, one.contiguous()) for name, one in zip(_ENDS, ends, strict=True)]
+        arguments += ["begin", "env", text.write("done", self.tensors["done"])]
+        arguments += [text.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
+        arguments += [text.write("side_of", side_of)]
+        text.line(f"const long long begin = {head}[0];")
+        text.line("const Crews crews;")
+        text.line("const int num_envs = crews.num_envs;")
+        text.line("for (long long i = crews.of_steps.me; i * num_envs < NUM_ENVS && crews.of_steps.has_me();")
+        text.line("     i += crews.of_steps.count) {")
+        text.line("    const long long env = i * num_envs + threadIdx.x;")
+        text.line(f"    if ((int)threadIdx.x < num_envs && env < NUM_ENVS) add_steps({', '.join(arguments)});")
+        text.line("    __syncthreads();")
+        self._write_sides(text, window)
+        text.line("}")
+        text.line("if (crews.of_rows.has_me()) {")
+        self._write_fields(text, parts)
+        text.line("}")
+        text.line(f"move_head(begin, {head});")
+        of_sides = sum(self.small[f"side_{one.name}"][0, 0].nbytes for one in layout.observations)
         constants = {name.upper(): getattr(layout, name) for name in ("num_steps", "num_slots", "num_sides")}
-        constants["MAX_TRUNCATIONS"] = most
+        constants |= {"MAX_TRUNCATIONS": most, "ENVS_OF_BLOCK": 256 if of_sides <= SHORT_ROW else 32}
         words = sum(one.nbytes for one in self.tensors.values()) // layout.num_slots * layout.num_steps // 16
-        of_sides = sum(self.small[f"side_{one.name}"][0].nbytes for one in layout.observations)
-        calls = [
-            text.prepare(self.backend, launch_shape(self.backend, number), constants, layout.num_envs)
-            for text, number in ((steps, max(words, layout.num_envs)), (sides, most * of_sides // 16))
-        ]
+        shape = launch_shape(self.backend, max(words, layout.num_envs))
+        launch = text.prepare(self.backend, shape, constants, layout.num_envs)
 
         def add() -> None:
             if self.tiered is not None:
                 self.tiered.before_add()
-            for call in calls:
-                call()
+            launch()
             for table in self.tables.values():
                 for call in table.added:
                     call()
@@ -220,29 +232,25 @@ class ReplayStore:
 
     def _write_fields(self, text: KernelText, parts: Sequence[tuple[Field, int, torch.Tensor, Run]]) -> None:
         """The copies of a window's fields into the rings."""
-        text.line("const long long begin = head[0];")
         for one, part, given, run in parts:
             num_rows, ring = len(self.tensors[one.name]), text.write(one.name, self.tensors[one.name], True)
             first = f"(int)((begin + {part * self.layout.num_steps}) / {one.every} % {num_rows})"
             from_window = text.read(f"window_{one.name}_{part}", run.flat)
             sizes = f"{run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, {num_rows}"
-            text.line(f"add_rows<{run.word}, {sizes}>({from_window}, {ring}, {first}, {len(given)});")
+            arguments = f"crews.of_rows, {from_window}, {ring}, {first}, {len(given)}"
+            text.line(f"add_rows<{run.word}, {sizes}>({arguments});")
 
-    def _write_sides(self, text: KernelText, window: Window, side_of: torch.Tensor) -> None:
-        """The copies of last observations into the sides."""
-        layout = self.layout
-        text.line(f"const int* rows_of_sides = {text.read('side_of', side_of)};")
-        for one in layout.observations:
+    def _write_sides(self, text: KernelText, window: Window) -> None:
+        """The copies of last observations into the sides, of the envs that a block looks at together."""
+        for one in self.layout.observations:
             given = self._given(window, LAST + one.name)
             expected = (len(given), *self._row_of(one))
             run = run_of(self._given(window, LAST + one.name, expected, one.dtype), merges=False)
             side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
             text.line(
-                f"add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
-                f"{text.read(f'last_{one.name}', run.flat)}, {side}, rows_of_sides);"
+                f"    add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
+                f"{text.read(f'last_{one.name}', run.flat)}, {side}, side_of, i * num_envs, num_envs);"
             )
-        head = text.write("head", self.small["head"])
-        text.line(f"if (global_thread() == 0) {head}[0] = {head}[1];")
 
     def _row_of(self, field: Field) -> tuple[int, ...]:
         return (self.layout.num_envs, *((self.layout.num_agents,) if field.axis == "agent" else ()), *field.shape)
@@ -307,6 +315,8 @@ class ReplayStore:
             return f"head says that {added:,} steps of each env were kept, and they come by {window} at a time"
         if added != num_steps:
             return f"head says that {added:,} steps of each env were kept, and its files are of {num_steps:,}"
+        if counted != added:
+            return f"head says that {added:,} steps of each env were kept, and that {counted:,} were"
         for name in sorted(counts & small.keys()):
             if small[name].min() < 0:
                 return f"{name} holds {int(small[name].min()):,}, and counts from 0 on"
