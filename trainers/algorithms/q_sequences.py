@@ -20,7 +20,9 @@ from warpdrive.config import Between, Count
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Stage
     from trainers.acting.epsilon_greedy import EpsilonGreedyActor
+    from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
+    from trainers.learning.guard import Guard
     from trainers.networks.features import Observation
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import SampledSequences
@@ -115,6 +117,12 @@ class QSequences(QReplay):
 
     config: QSequencesConfig
 
+    def __init__(self, config: QSequencesConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
+        from trainers.fused.walk import walk_by_kernels
+
+        super().__init__(config, group, guard, seed)
+        walk_by_kernels(self)
+
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> EpsilonGreedyActor:
         """Who keeps its memory, if it has one, where sequences may begin."""
@@ -156,6 +164,9 @@ def unrolled(
     memory = batch.memory
     if memory is None:
         memory = torch.zeros(starts.shape[1], memory_size, device=starts.device, dtype=batch.reward.dtype)
+    if num and not torch.is_grad_enabled():  # one way through all of it
+        found, *_ = unroll(observation, None, memory, starts)
+        return rows_of(found, slice(num, None))
     if num:
         with torch.no_grad():
             *_, memory = unroll(rows_of(observation, slice(num)), None, memory, starts[:num])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -24,6 +24,8 @@ class GRU(nn.Module):
     """
 
     sees = "rows"
+    walk: Callable[[nn.GRUCell, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    """What goes through the steps of a sequence: `walk_by_steps`, or another that takes and gives the same."""
 
     def __init__(
         self, config: ModelConfig, inputs: Inputs, heads: Mapping[str, int], generator: torch.Generator | None
@@ -38,6 +40,7 @@ class GRU(nn.Module):
         add_heads(self, dict.fromkeys(heads, config.memory_size), generator)
         self.sequence_length = config.sequence_length
         self.memory_size = config.memory_size * (1 if self.critic_cell is None else 2)
+        self.walk = walk_by_steps
 
     encode = MLP.encode
 
@@ -63,14 +66,24 @@ class GRU(nn.Module):
         if self.critic_cell is not None:
             inputs.append(self.encode(self.critic_trunk, observation if critic_input is None else critic_input))
             cells.append(self.critic_cell)
-        parts, seen = list(memory.chunk(len(cells), dim=-1)), [[] for _ in cells]
-        for t in range(len(observation)):
-            for i, cell in enumerate(cells):
-                before = parts[i] if starts is None else parts[i] * (~starts[t]).unsqueeze(-1)
-                parts[i] = cell(inputs[i][t], before)
-                seen[i].append(parts[i])
-        hidden = [torch.stack(steps) for steps in seen]
-        return apply_heads(self, hidden[0], hidden[-1]), torch.cat(parts, dim=-1)
+        parts = memory.chunk(len(cells), dim=-1)
+        hidden = [self.walk(*one, starts) for one in zip(cells, inputs, parts, strict=True)]
+        return apply_heads(self, hidden[0], hidden[-1]), torch.cat([steps[-1] for steps in hidden], dim=-1)
+
+
+def walk_by_steps(
+    cell: nn.GRUCell, inputs: torch.Tensor, memory: torch.Tensor, starts: torch.Tensor | None
+) -> torch.Tensor:
+    """What a cell remembers after each step of a sequence, [L, N, units].
+
+    Args:
+        inputs: [L, N, numbers]; memory [N, units] before the first step; starts as GRU.unroll's.
+    """
+    seen = []
+    for t, given in enumerate(inputs):
+        memory = cell(given, memory if starts is None else memory * (~starts[t]).unsqueeze(-1))
+        seen.append(memory)
+    return torch.stack(seen)
 
 
 def _gru_cell(num_in: int, size: int, generator: torch.Generator | None) -> nn.GRUCell:

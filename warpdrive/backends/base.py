@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,6 +109,10 @@ class Backend(ABC):
     def build(self, source: Source) -> None:
         """On any thread what takes long of `compile`, into the cache. Raises as that does."""
         type(self).compile(self, source)  # not what stands in for it while all is compiled ahead (see ahead.py)
+
+    def in_thread(self) -> AbstractContextManager[None]:
+        """Where a thread loads and launches kernels that is not the one that made the backend."""
+        return nullcontext()
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,9 @@ class CudaBackend(Backend):
 
     def build(self, source: Source) -> None:
         compile_to_cubin(source, self.arch, debug=self.debug, beside=True)
+
+    def in_thread(self) -> AbstractContextManager[None]:
+        return self.driver.in_thread()
 
     def synchronize(self) -> None:
         self.driver.synchronize()

@@ -1,0 +1,111 @@
+"""Sequences by the recurrent kernels inside of torch's networks, against torch's own cell, step by step."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainers.fused import plan as fused
+from trainers.fused.limits import Limits
+from trainers.fused.walk import Walk, why_no_walk
+from trainers.networks.gru import walk_by_steps
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
+from warpdrive.backends import choose_backend
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def sequences(device, num_steps, num_rows, width, units, has_starts=True):
+    """A cell, and what it goes through."""
+    torch.manual_seed(3)
+    cell = torch.nn.GRUCell(width, units)
+    for bias in (cell.bias_ih, cell.bias_hh):
+        torch.nn.init.normal_(bias, 0.0, 0.3)
+    inputs, memory = torch.randn(num_steps, num_rows, width), torch.randn(num_rows, units)
+    starts = torch.rand(num_steps, num_rows) < 0.3 if has_starts else None
+    return [None if one is None else one.to(device) for one in (cell, inputs, memory, starts)]
+
+
+def gone_through(walk, cell, inputs, memory, starts):
+    """What it remembers, and the gradients of a loss of it by the inputs and the cell's parameters."""
+    cell, inputs = copy.deepcopy(cell), inputs.clone().requires_grad_()
+    found = walk(cell, inputs, memory, starts)
+    weights = torch.linspace(-1, 1, found.numel(), device=found.device).view_as(found)
+    (found * weights).sum().backward()
+    return [found.detach(), inputs.grad, *(one.grad for one in cell.parameters())]
+
+
+def angle(found, expected):
+    """Cosine of what is between two directions."""
+    return torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0).item()
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_rows", "width", "units", "has_starts"),
+    [(7, 5, 12, 16, True), (2, 1, 3, 32, True), (9, 37, 20, 64, False), (85, 32, 128, 128, True)],
+)
+def test_walk_gives_what_torch_gives_step_by_step(device, num_steps, num_rows, width, units, has_starts):
+    if device == "cpu" and units > 64:
+        pytest.skip("the same kernels at a size that takes a CPU long")
+    backend = choose_backend(device=device)
+    given = sequences(backend.device, num_steps, num_rows, width, units, has_starts)
+    expected = gone_through(walk_by_steps, *given)
+    is_full = device == "cpu"
+    found = gone_through(Walk(backend, Limits.of(backend), 4 if is_full else 2), *given)
+    for ours, theirs in zip(found, expected, strict=True):
+        if is_full:
+            torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
+        else:
+            assert angle(ours, theirs) > 0.9995
+            assert ours.norm().item() == pytest.approx(theirs.norm().item(), rel=1e-2)
+
+
+def test_same_bits_again(device):
+    backend = choose_backend(device=device)
+    given = sequences(backend.device, 6, 20, 16, 32)
+    walk = Walk(backend, Limits.of(backend), 4 if device == "cpu" else 2)
+    first, second = (gone_through(walk, *given) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_one_step_is_torchs(device):
+    backend = choose_backend(device=device)
+    given = sequences(backend.device, 1, 3, 8, 16)
+    walk = Walk(backend, Limits.of(backend), 4 if device == "cpu" else 2)
+    assert torch.equal(walk(*given), walk_by_steps(*given))
+    assert not walk._kernels
+
+
+def test_why_no_walk():
+    gpu = Limits((9, 0), 227 << 10, 132)
+    assert why_no_walk(gpu, "bf16") is None
+    assert why_no_walk(gpu, "tf32") == "trainer.precision is tf32, and the fused kernels' is bf16"
+
+
+@pytest.mark.parametrize("algorithm", ["R2D2", "NGU", "VDN"])
+def test_learner_goes_through_its_sequences_by_kernels(tmp_path, device, monkeypatch, algorithm):
+    """And learns from them as torch does: by the same steps of the same run."""
+    monkeypatch.setattr(fused, "RUNS_ON_CPU", True)
+    own = {"algorithm": algorithm, "batch_size": 4, "burn_in": 2, "length": 4, "period": 2, "buffer_size": 512}
+    own |= {"learning_starts": 64, "replay_ratio": 0.0625, "model": {"type": "gru", "fc_dims": [16], "memory_size": 16}}
+    env = "simple_spread" if algorithm == "VDN" else "cartpole"
+    settings = {"num_envs": 8, "train_batch_size": 64, "total_timesteps": 512, "device": device, "seed": 2}
+    runs = {}
+    for precision in (fused.FULL_PRECISION if device == "cpu" else "bf16", "tf32"):
+        folder = {"basedir": str(tmp_path / precision)}
+        config = read_config({"name": env, "trainer": settings, "policy": {"agent": own}, "saving": folder})
+        object.__setattr__(config.trainer, "precision", precision)
+        trainer = runs[precision] = Trainer(config)
+        for _ in range(4):
+            trainer.iterate()
+        (learner,) = trainer.algorithms.values()
+        walks = {type(one.walk).__name__ for one in learner.learned.modules() if hasattr(one, "walk")}
+        assert walks == {"function" if precision == "tf32" else "Walk"}
+    ours, theirs = (
+        torch.cat([one.flatten() for one in run.algorithms["agent"].learned.parameters()]) for run in runs.values()
+    )
+    assert (ours - theirs).abs().max().item() < (1e-4 if device == "cpu" else 5e-3)
