@@ -90,6 +90,9 @@ RUNS = {
     ),
     "sac": ("pendulum_sac.yaml", replayed(n_step="3")),
     "td3": ("pendulum_td3.yaml", {**replayed(prioritized="true", policy_delay="1"), "trainer.precision": "bf16"}),
+    "sequences": ("memory_len_r2d2.yaml", replayed(
+        batch_size="20", replay_ratio="0.03", burn_in="2", length="3", period="4", buffer_size="2000",
+        **{"model.memory_size": "32"})),
     "sources": (None, {**few("agent", fc_dims="[32, 16]"), "env.kind": "mixed", "policy.agent.agent_id": "true"}),
 }  # fmt: skip
 """Name -> config, None for OF_KINDS, and what is changed in it, to be done soon. Together they launch every kernel of

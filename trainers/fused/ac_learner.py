@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.ac_shape import SIDE, ACShape, plan_ac
-from trainers.fused.of_replay import AdamMemory, Drawn, find_learner, join_memory
+from trainers.fused.of_replay import Drawn, find_learner, join_memory
 from trainers.fused.packed import KERNELS, bytes_of, elements_of
 from trainers.fused.shape import to_tiles
+from trainers.learning.adam_kernels import AdamMemory
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
 

@@ -16,12 +16,12 @@ from trainers.fused.conv_shape import ConvShape
 from trainers.fused.convolution import ConvGradient
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
-from trainers.fused.of_replay import AdamMemory
 from trainers.fused.packed import KERNELS
 from trainers.fused.recurrent import RecurrentGradient
 from trainers.fused.shape import STAGE_ROWS, WARPS
 from trainers.fused.source import compile_fused
 from trainers.heads import GaussianHead
+from trainers.learning.adam_kernels import AdamMemory
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import FunctionManager
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trainers.acting.actor import Actor
     from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
     from trainers.experience.spec import GroupSpec
-    from trainers.learning.optimiser import SafeAdam
 
 
 def why_no_kernel(
@@ -109,29 +108,6 @@ class Drawn:
         self.observation.copy_(policy.normalised(samples.observation))
         self.next_observation.copy_(policy.normalised(samples.next_observation))
         self.weight.copy_(samples.weight)
-
-
-class AdamMemory:
-    """Averages, their squares and step counts of an optimiser's parameters: one piece of memory each, of which the
-    optimiser has views from then on."""
-
-    def __init__(self, optimizer: SafeAdam) -> None:
-        parameters = optimizer.parameters
-        new = parameters[0].new_zeros
-        self.average, self.square = (new(sum(one.numel() for one in parameters)).detach() for _ in range(2))
-        """[parameters], in the module's order."""
-        self.steps = new(len(parameters)).detach()
-        """[tensors], the same number in each."""
-        optimizer.tensors()  # so that it has some
-        start = 0
-        for number, parameter in enumerate(parameters):
-            state, here = optimizer.state[parameter], slice(start, start + parameter.numel())
-            start = here.stop
-            for name, memory in (("exp_avg", self.average), ("exp_avg_sq", self.square)):
-                memory[here] = state[name].flatten()
-                state[name] = memory[here].view_as(parameter)
-            self.steps[number] = state["step"]
-            state["step"] = self.steps[number]
 
 
 def join_memory(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:

@@ -14,12 +14,13 @@ from trainers.acting.epsilon_greedy import NEVER
 from trainers.algorithms.algorithm import START, Clock
 from trainers.fused.actor import place_constants
 from trainers.fused.limits import Limits
-from trainers.fused.of_replay import AdamMemory, find_learner, join_memory, why_no_kernel, why_not_plain
+from trainers.fused.of_replay import find_learner, join_memory, why_no_kernel, why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.q_shape import QAloneShape, QShape, fit_alone, fit_q
 from trainers.fused.shape import to_tiles
 from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
 from trainers.fused.with_envs import compile_with_envs, envs_of_block
+from trainers.learning.adam_kernels import AdamMemory
 from trainers.networks.policy import inputs_of
 from trainers.replay.kernel_text import HERE as REPLAY
 from trainers.replay.selectors import Prioritized

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
+from trainers.learning.adam_kernels import AdamKernels, can_step
 from trainers.learning.distributed import world
 from trainers.learning.guard import Guard
 
@@ -59,6 +60,8 @@ class SafeAdam(torch.optim.Adam):
         self._warned_capturable_if_run_uncaptured = True  # it runs uncaptured first, and that is meant
         self.check = guard.prepare_gradient(policy, len(self.parameters), self.stopped, max_norm, self.first)
         self.found_inf = self.check.skip  # what Adam's kernel stops for
+        self._kernels: AdamKernels | None = None
+        """What makes its steps instead, from the first one on, where something does."""
 
     def begin(self) -> None:
         """An iteration begins: steps are made again."""
@@ -90,6 +93,16 @@ class SafeAdam(torch.optim.Adam):
         Returns:
             The gradient's norm before it was shortened.
         """
+        if self._kernels is None and can_step(self, self.guard.rollout.env.backend):
+            self._kernels = AdamKernels(self, self.guard.rollout.env.backend)
+        if self._kernels is not None and self._kernels.holds:
+            self._kernels.step()
+        else:
+            self._step_by_torch()
+        self.zero_grad(set_to_none=True)
+        return self.check.norm.clone()
+
+    def _step_by_torch(self) -> None:
         check, gradients = self.check, [p.grad for p in self.parameters if p.grad is not None]
         norms, none = iter(torch._foreach_norm(gradients)), check.norm.new_zeros(())
         torch.stack([none if p.grad is None else next(norms) for p in self.parameters], out=check.norms)
@@ -97,8 +110,6 @@ class SafeAdam(torch.optim.Adam):
         if self.max_norm < math.inf:
             torch._foreach_mul_(gradients, check.scale)
         self.step()
-        self.zero_grad(set_to_none=True)
-        return check.norm.clone()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What it remembers, as "<parameter>/<what>"; zeros before its first step."""
