@@ -1,10 +1,10 @@
 // A step of Adam (Kingma and Ba 2014, arXiv:1412.6980) of all parameters of a module, however large one of them is.
 //
 // Parameters are cut into pieces, the last of a tensor shorter: a block has one.
-//
-// Constants:
-//   THREADS  of a block, whole warps
+// Blocks have whole warps.
 #include "warpdrive.cuh"
+
+constexpr int MOST_THREADS = 256;  // of a block
 
 struct Piece {
     long long tensor;  // among all
@@ -39,7 +39,7 @@ extern "C" __global__ void measure_gradient(
     const float* gradient, const long long* pieces, int num_pieces, const int* first_piece, float* squares,
     float* norms, int num_tensors, const float* steps, float* now, int* ticket)
 {
-    __shared__ float of_thread[THREADS];
+    __shared__ float of_thread[MOST_THREADS];
     __shared__ int is_last;
     for (int i = blockIdx.x; i < num_pieces; i += gridDim.x) {
         const Piece piece = ((const Piece*)pieces)[i];

@@ -64,7 +64,7 @@ class AdamKernels:
             "now": torch.zeros(1, device=device),
         }  # fmt: skip
         threads = THREADS if backend.name == "cuda" else 32
-        functions = FunctionManager(None, SOURCE, {"THREADS": threads}, backend=backend)
+        functions = FunctionManager(None, SOURCE, {}, backend=backend)
         shape = LaunchShape(len(pieces), (threads, 1))
         of_pieces = [tensor for tensor, *_ in pieces]
         starts = [bisect.bisect_left(of_pieces, tensor) for tensor in range(len(parameters) + 1)]
