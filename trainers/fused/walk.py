@@ -8,45 +8,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainers.fused import plan as fused
-from trainers.fused.cell import CellPlan, why_no_cell
+from trainers.fused.cell import MAX_ROWS_AT_ONCE, CellPlan, why_no_cell
 from trainers.fused.gradient import prepare_product
 from trainers.fused.limits import Limits
-from trainers.fused.packed import KERNELS, bytes_of, elements_of
+from trainers.fused.of_replay import why_not_here
+from trainers.fused.packed import PackedCell, bytes_of, elements_of
 from trainers.fused.recurrent import CellKernels, prepare_elements
 from trainers.networks.gru import GRU, walk_by_steps
-from warpdrive.backends.base import Backend, LaunchShape
-from warpdrive.function_manager import FunctionManager
+from warpdrive.backends.base import Backend
 
 if TYPE_CHECKING:
     from torch import nn
 
     from trainers.algorithms.q_replay import QReplay
 
-MAX_ROWS = 1 << 17
-"""Sequences of a walk."""
-
 
 def walk_by_kernels(learner: QReplay) -> None:
     """Lets the kernels go through sequences for the networks that a learner learns by, where they can."""
     stage = learner.group.actor.stage
-    if why_no_walk(stage.limits, stage.precision) is not None:
+    if why_not_here(stage.limits, stage.precision) is not None:
         return
     element_bytes = 4 if stage.precision == fused.FULL_PRECISION else 2
     walk = Walk(learner.group.rollout.env.backend, stage.limits, element_bytes)
     for module in (*learner.learned.modules(), *learner.target.modules()):
         if isinstance(module, GRU) and not why_no_cell(module.cell.hidden_size, stage.limits, element_bytes):
             module.walk = walk
-
-
-def why_no_walk(limits: Limits, precision: str) -> str | None:
-    """Why no kernels go through sequences, in words; None if they do."""
-    if limits.capability is None and not fused.RUNS_ON_CPU:
-        return "on a CPU it is faster than the fused kernels"
-    if precision not in ("bf16", fused.FULL_PRECISION):
-        return f"trainer.precision is {precision}, and the fused kernels' is bf16"
-    if limits.capability is not None and limits.capability < (8, 0):
-        return "the GPU is older than the fused kernels can use"
-    return None
 
 
 class Walk:
@@ -60,7 +46,7 @@ class Walk:
         self.backend, self.limits, self.element_bytes = backend, limits, element_bytes
         self.dtype = elements_of(element_bytes)
         self._kernels: dict[tuple[int, int], CellKernels] = {}
-        self._packing: dict[int, FunctionManager] = {}
+        self._packed: dict[int, PackedCell] = {}
 
     def __deepcopy__(self, _: dict[int, Any]) -> Walk:
         """A copy of a network walks by the same kernels."""
@@ -70,35 +56,29 @@ class Walk:
         self, cell: nn.GRUCell, inputs: torch.Tensor, memory: torch.Tensor, starts: torch.Tensor | None
     ) -> torch.Tensor:
         num_steps, num_rows = inputs.shape[:2]
-        if num_steps == 1 or num_rows > MAX_ROWS:
+        if num_steps == 1 or num_rows > MAX_ROWS_AT_ONCE:
             return walk_by_steps(cell, inputs, memory, starts)
         if starts is None:
             starts = torch.zeros(num_steps, num_rows, dtype=torch.bool, device=inputs.device)
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-        return _Walked.apply(self, inputs, memory.detach(), starts.contiguous(), *weights)
+        return _Walked.apply(self, self.packed(cell), inputs, memory.detach(), starts.contiguous(), *weights)
 
     def kernels(self, units: int, num_rows: int) -> CellKernels:
         """Those that go through so many sequences."""
         if (units, num_rows) not in self._kernels:
-            plan = CellPlan(units, num_rows, self.limits, self.element_bytes, units, step_rows=num_rows)
-            self._kernels[units, num_rows] = CellKernels(plan, self.backend)
+            self._kernels[units, num_rows] = CellKernels(self._plan(units, num_rows), self.backend)
         return self._kernels[units, num_rows]
 
-    def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bytes of the state's weights [3 units, units], forwards and backwards, as gru.cu reads them."""
-        units = weight.shape[1]
-        if units not in self._packing:
-            constants = {"UNITS": units, "IN_TILES": 0, "INPUTS": 1, "FULL_PRECISION": self.element_bytes == 4}
-            self._packing[units] = FunctionManager(None, KERNELS / "gru_pack.cu", constants, backend=self.backend)
-        there, back, nothing = (
-            torch.empty(size, dtype=torch.uint8, device=weight.device)
-            for size in (*2 * [self.element_bytes * weight.numel()], 16)
-        )
-        self._packing[units].prepare(
-            "gru_pack", LaunchShape(-(-weight.numel() // 256), (256, 1)), weight=weight, input_weight=weight,
-            forwards=there, backwards=back, input_forwards=nothing, input_backwards=nothing,
-        )()  # fmt: skip
-        return there, back
+    def packed(self, cell: nn.GRUCell) -> PackedCell:
+        """Its weights as they are now, as gru.cu reads them."""
+        place = cell.weight_hh.data_ptr()
+        if place not in self._packed:
+            self._packed[place] = PackedCell(self._plan(cell.hidden_size, 1), cell, self.backend)
+        self._packed[place].pack()
+        return self._packed[place]
+
+    def _plan(self, units: int, num_rows: int) -> CellPlan:
+        return CellPlan(units, num_rows, self.limits, self.element_bytes, units, step_rows=num_rows)
 
 
 class _Walked(torch.autograd.Function):
@@ -106,7 +86,7 @@ class _Walked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, walk: Walk, inputs: torch.Tensor, memory: torch.Tensor, starts: torch.Tensor,
+        ctx: Any, walk: Walk, packed: PackedCell, inputs: torch.Tensor, memory: torch.Tensor, starts: torch.Tensor,
         weight_ih: torch.Tensor, weight_hh: torch.Tensor, bias_ih: torch.Tensor, bias_hh: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         (num_steps, num_rows, _), units = inputs.shape, weight_hh.shape[1]
@@ -115,30 +95,29 @@ class _Walked(torch.autograd.Function):
         of_input = weight_ih.roll(units, 0).to(walk.dtype)
         gates = new(num_steps * num_rows, 4 * units, dtype=walk.dtype)
         states = new((num_steps + 1) * num_rows, units, dtype=walk.dtype)
-        there, back = walk.pack(weight_hh.detach())
         prepare_elements(given, of_input.t(), gates[:, : 3 * units])()
         nothing = bytes_of(given)
         kernels.prepare_forward(
-            num_rows, num_steps, weights=there, bias_input=bias_ih.roll(units), bias_hidden=bias_hh.detach(),
+            num_rows, num_steps, weights=packed.forwards, bias_input=bias_ih.roll(units), bias_hidden=bias_hh.detach(),
             memory=memory.masked_fill(starts[0].unsqueeze(-1), 0.0).contiguous(),
             order=torch.arange(num_rows, dtype=torch.int32, device=inputs.device), starts=starts, input=nothing,
             input_weights=nothing, gates=bytes_of(gates), hidden=bytes_of(states),
         )()  # fmt: skip
         ctx.walk, ctx.shape = walk, inputs.shape
-        ctx.kept = given, of_input, gates, states, starts, back
+        ctx.kept = given, of_input, gates, states, starts, packed
         return states[num_rows:].view(num_steps, num_rows, units).to(inputs.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, by_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Once: the kernel writes over what it goes back through."""
         walk, (num_steps, num_rows, width) = ctx.walk, ctx.shape
-        given, of_input, gates, states, starts, back = ctx.kept
+        given, of_input, gates, states, starts, packed = ctx.kept
         del ctx.kept
         units = states.shape[1]
         kernels, nothing = walk.kernels(units, num_rows), bytes_of(given)
         sums = by_states.new_empty(kernels.plan.num_blocks, 4 * units)
         go_back = kernels.prepare_backward(
-            num_rows, num_steps, weights=back, starts=starts,
+            num_rows, num_steps, weights=packed.backwards, starts=starts,
             delta=bytes_of(by_states.flatten(0, 1).to(walk.dtype).contiguous()), input=nothing, input_weights=nothing,
             gates=bytes_of(gates), hidden=bytes_of(states), by_input=nothing, bias_gradient=sums.flatten(),
         )  # fmt: skip
@@ -149,10 +128,10 @@ class _Walked(torch.autograd.Function):
         of_weight_ih, of_weight_hh, of_given = new(3 * units, width), new(3 * units, units), new(len(given), width)
         prepare_product(by_gates.t(), given, of_weight_ih)()
         prepare_product(by_states.t(), states[:-num_rows], of_weight_hh)()
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[2]:
             prepare_product(by_gates, of_input, of_given)()
         biases = sums.sum(0)
         return (
-            None, of_given.view(ctx.shape) if ctx.needs_input_grad[1] else None, None, None,
+            None, None, of_given.view(ctx.shape) if ctx.needs_input_grad[2] else None, None, None,
             of_weight_ih.roll(-units, 0), of_weight_hh, biases[: 3 * units].roll(-units), biases[units:],
         )  # fmt: skip

@@ -96,9 +96,9 @@ class AdamKernels:
         self._step()
 
 
-def can_step(optimizer: SafeAdam, backend: Backend) -> bool:
+def can_step(optimizer: SafeAdam) -> bool:
     """Whether kernels make an optimiser's steps: on a GPU, of plain Adam with a gradient of each parameter."""
-    if backend.name != "cuda":
+    if not optimizer.stopped.is_cuda:
         return False
     groups, parameters = optimizer.param_groups, optimizer.parameters
     of_groups = {id(one) for group in groups for one in group["params"]}

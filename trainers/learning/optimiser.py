@@ -93,7 +93,7 @@ class SafeAdam(torch.optim.Adam):
         Returns:
             The gradient's norm before it was shortened.
         """
-        if self._kernels is None and self.stopped.is_cuda and can_step(self, self.guard.rollout.env.backend):
+        if self._kernels is None and can_step(self):
             self._kernels = AdamKernels(self, self.guard.rollout.env.backend)
         if self._kernels is not None and self._kernels.holds:
             self._kernels.step()

@@ -10,8 +10,6 @@
 #pragma once
 #include "warpdrive.cuh"
 
-typedef unsigned long long u64;
-
 static_assert(NUM_STEPS <= NUM_SLOTS, "a window is longer than the ring");
 
 // Blocks that share a piece of work.
@@ -43,8 +41,8 @@ __device__ __forceinline__ void move_head(long long begin, long long* head)
 {
     __syncthreads();
     if (threadIdx.x > 0) return;
-    const u64 num_before = atomicAdd((u64*)head + 1, 1ull) - (u64)begin;
-    if (num_before == gridDim.x - 1u) head[0] = head[1] = begin + NUM_STEPS;
+    const unsigned long long seen = atomicAdd((unsigned long long*)head + 1, 1ull);
+    if (seen - (unsigned long long)begin == gridDim.x - 1u) head[0] = head[1] = begin + NUM_STEPS;
 }
 
 constexpr int STEPS_AT_ONCE = 16;  // whose ends a thread reads together: no read waits for what is written

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 
 from trainers.fused import plan as fused
 from trainers.fused.limits import Limits
-from trainers.fused.walk import Walk, why_no_walk
+from trainers.fused.of_replay import why_not_here
+from trainers.fused.walk import Walk
 from trainers.networks.gru import walk_by_steps
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
-
-EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def sequences(device, num_steps, num_rows, width, units, has_starts=True):
@@ -28,6 +26,11 @@ def sequences(device, num_steps, num_rows, width, units, has_starts=True):
     inputs, memory = torch.randn(num_steps, num_rows, width), torch.randn(num_rows, units)
     starts = torch.rand(num_steps, num_rows) < 0.3 if has_starts else None
     return [None if one is None else one.to(device) for one in (cell, inputs, memory, starts)]
+
+
+def walk_on(backend):
+    """In full float on a CPU."""
+    return Walk(backend, Limits.of(backend), 4 if backend.name == "cpu" else 2)
 
 
 def gone_through(walk, cell, inputs, memory, starts):
@@ -54,10 +57,9 @@ def test_walk_gives_what_torch_gives_step_by_step(device, num_steps, num_rows, w
     backend = choose_backend(device=device)
     given = sequences(backend.device, num_steps, num_rows, width, units, has_starts)
     expected = gone_through(walk_by_steps, *given)
-    is_full = device == "cpu"
-    found = gone_through(Walk(backend, Limits.of(backend), 4 if is_full else 2), *given)
+    found = gone_through(walk_on(backend), *given)
     for ours, theirs in zip(found, expected, strict=True):
-        if is_full:
+        if device == "cpu":
             torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)
         else:
             assert angle(ours, theirs) > 0.9995
@@ -67,7 +69,7 @@ def test_walk_gives_what_torch_gives_step_by_step(device, num_steps, num_rows, w
 def test_same_bits_again(device):
     backend = choose_backend(device=device)
     given = sequences(backend.device, 6, 20, 16, 32)
-    walk = Walk(backend, Limits.of(backend), 4 if device == "cpu" else 2)
+    walk = walk_on(backend)
     first, second = (gone_through(walk, *given) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
@@ -75,15 +77,15 @@ def test_same_bits_again(device):
 def test_one_step_is_torchs(device):
     backend = choose_backend(device=device)
     given = sequences(backend.device, 1, 3, 8, 16)
-    walk = Walk(backend, Limits.of(backend), 4 if device == "cpu" else 2)
+    walk = walk_on(backend)
     assert torch.equal(walk(*given), walk_by_steps(*given))
     assert not walk._kernels
 
 
-def test_why_no_walk():
+def test_walks_in_bf16_alone():
     gpu = Limits((9, 0), 227 << 10, 132)
-    assert why_no_walk(gpu, "bf16") is None
-    assert why_no_walk(gpu, "tf32") == "trainer.precision is tf32, and the fused kernels' is bf16"
+    assert why_not_here(gpu, "bf16") is None
+    assert why_not_here(gpu, "tf32") == "trainer.precision is tf32, and the fused kernels' is bf16"
 
 
 @pytest.mark.parametrize("algorithm", ["R2D2", "NGU", "VDN"])
