@@ -314,7 +314,7 @@ def assert_learns_as_torch(learner: OnPolicy, precision: str) -> None:
     figures = learner.update()
     taken = minibatches(learner)
     expected = [expect_gradient(learner, rows) for rows in taken]
-    found = learner.learns_by._gradient.double().cpu()
+    found = learner.learns_by.stepper.gradient.double().cpu()
     gradient = expected[-1][0]
     is_full = precision == FULL
     assert cosine(found, gradient) >= 1 - (1e-6 if is_full else 1e-3)

@@ -54,9 +54,13 @@ def watch_minibatches(group, monkeypatch) -> list[torch.Tensor]:
 def watch_gradients(learner, monkeypatch) -> list[list[torch.Tensor]]:
     """The gradients of all parameters, as the optimiser gets them from now on; it makes no step."""
     given = []
-    monkeypatch.setattr(
-        learner.optimizer, "step", lambda: given.append([parameter.grad.clone() for parameter in learner.parameters])
-    )
+
+    def take() -> torch.Tensor:
+        given.append([parameter.grad.clone() for parameter in learner.parameters])
+        learner.optimizer.zero_grad(set_to_none=True)
+        return torch.zeros((), device=learner.parameters[0].device)
+
+    monkeypatch.setattr(learner.optimizer, "safe_step", take)
     return given
 
 

@@ -130,9 +130,9 @@ class DQN(QReplay):
 
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
-        from trainers.fused.q_actor import FusedQActor
+        from trainers.fused.q_actor import find_q_actor
 
-        return FusedQActor(policy, spec, stage) if cls is DQN else super().actor(policy, spec, stage)
+        return find_q_actor(policy, spec, stage) if cls is DQN else super().actor(policy, spec, stage)
 
     @classmethod
     def num_bytes(cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:

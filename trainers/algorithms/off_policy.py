@@ -381,10 +381,15 @@ class OffPolicy(Algorithm):
 
     def draw(self) -> Any:
         """This rank's `batch_size` items of the update, in memory that the next draw writes anew."""
+        self.draw_batch()
+        return self.drawn()
+
+    def draw_batch(self) -> Batch:
+        """The same as the store has it."""
         self._draw()
         if self._relabel is not None:
             self._relabel()
-        return self.drawn()
+        return self.batch
 
     def drawn(self) -> Any:
         """Those that were drawn last, for another phase of the same update."""

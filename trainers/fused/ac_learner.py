@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.ac_shape import SIDE, ACShape, plan_ac
-from trainers.fused.of_replay import Drawn, find_learner, join_memory
+from trainers.fused.of_replay import ByKernels, Drawn, find_learner, join_memory
 from trainers.fused.packed import KERNELS, bytes_of, elements_of
 from trainers.fused.shape import to_tiles
 from trainers.learning.adam_kernels import AdamMemory
@@ -19,7 +19,7 @@ from warpdrive.function_manager import Constant, FunctionManager
 
 if TYPE_CHECKING:
     from trainers.algorithms.actor_critic import ActorAndCritics
-    from trainers.algorithms.algorithm import Clock, Figures
+    from trainers.algorithms.algorithm import Figures
     from trainers.algorithms.off_policy import OffPolicy
     from trainers.algorithms.sac import SAC
     from trainers.algorithms.td3 import TD3
@@ -140,20 +140,15 @@ class Learned:
                 weights, name = biases + out, name + 2
 
 
-class ByRows:
-    """Makes an algorithm's updates by kernels that go by rows, and by those of ac_step.cu.
-
-    The networks' parameters and the optimisers' memory stay the algorithm's; that memory and target networks become
-    views of one piece of memory each.
+class ByRows(ByKernels):
+    """Makes an algorithm's updates by kernels that go by rows, and by those of ac_step.cu. The optimisers' memory and
+    target networks become views of one piece of memory each.
 
     Args:
         learner: its networks, table and optimisers are there.
         shape: of `plan_ac` or `plan_wide_q`.
         file: with the former kernels, and `constants` of its own.
     """
-
-    path = "fused"
-    shares_nothing = True
 
     def __init__(self, learner: OffPolicy, shape: ACShape, file: str, constants: Mapping[str, Constant]) -> None:
         self.learner, self.shape = learner, shape
@@ -177,31 +172,12 @@ class ByRows:
         self._follow = self._step.prepare("ac_follow", learned.by_numbers(), **given)
         self._pack = self._step.prepare("ac_pack", learned.by_numbers(), **given)
 
-    def updates(self) -> Mapping[str, Callable[[], Figures]]:
-        """The phases that are updates, and what comes before them."""
-        return {"add": self.add, "learn": self.learn, "follow": self.follow}
-
-    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Sequence[Callable[[], Figures]]:
-        """What an iteration calls. Where target networks follow each update, they may do so within it."""
-        return self.learner.at_once({**phases, "follow": dict} if self._follows else phases, clock)
-
-    def add(self) -> Figures:
-        """Keeps the rollout. Products read the networks as they are: a callback, or a resume, may have changed them."""
+    def pack(self) -> None:
         self._pack()
-        return self.learner.add()
-
-    def learn(self) -> Figures:
-        """One update."""
-        raise NotImplementedError
 
     def follow(self) -> Figures:
         self._follow()
         return {}
-
-    @property
-    def _follows(self) -> bool:
-        """Whether target networks follow within an update."""
-        return self.learner.config.target_update_freq == 1
 
 
 class FusedACLearner(ByRows):
@@ -262,7 +238,7 @@ class FusedACLearner(ByRows):
         )  # fmt: skip
         step_critics = critics.prepare_step(
             "ac_step_critics", **stepped, lr=scalars.get("critic_lr", scalars["lr"]).view(1), target=self._target,
-            figures=self._of_critics, follows=self._follows,
+            figures=self._of_critics, follows=self.follows_within,
         )  # fmt: skip
         improve = self._rows.prepare("ac_improve", self._by_rows, **given, **actor.delta_rows(), sums=actor.sums)
         step_actor = actor.prepare_step(
@@ -295,7 +271,7 @@ class FusedTD3(FusedACLearner):
     """The policy's update is a phase of its own, and so is following."""
 
     learner: TD3
-    _follows = False
+    follows_within = False
 
     def updates(self) -> Mapping[str, Callable[[], Figures]]:
         return {**super().updates(), "improve": self.improve}

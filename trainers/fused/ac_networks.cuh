@@ -289,18 +289,6 @@ __device__ __forceinline__ void backward(
     }
 }
 
-// A sum over the block, in each of its threads.
-__device__ __forceinline__ float over_block(float sum, float* of_warp)
-{
-    sum = over_warp(sum);
-    __syncthreads();
-    if (lane_index() == 0) of_warp[threadIdx.x / 32] = sum;
-    __syncthreads();
-    float whole = 0.0f;
-    for (int warp = 0; warp < WARPS; ++warp) whole += of_warp[warp];
-    return whole;
-}
-
 __device__ __forceinline__ void clear(void* memory, int bytes)
 {
     for (int i = threadIdx.x; i < bytes / 16; i += THREADS) ((Bytes16*)memory)[i] = {};

@@ -15,7 +15,7 @@ from trainers.fused.conv_shape import ConvShape
 from trainers.fused.convolution import ConvNetwork
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.memory import KernelMemory
-from trainers.fused.packed import PackedNetwork
+from trainers.fused.packed import PackedNetwork, PackedPolicy
 from trainers.fused.plan import plan_acting
 from trainers.fused.recurrent import RecurrentNetwork
 from trainers.fused.source import compile_fused
@@ -205,17 +205,7 @@ class FusedPlayers(Actor):
     def _make_layers(
         self, group: GroupRollout, network: PackedNetwork
     ) -> LayersNetwork | RecurrentNetwork | ConvNetwork:
-        packed, num_rows = group.policy.packed, self._rows(group)
-        size = packed.plan.bytes_of_rows(network.shape, num_rows)
-        memory = torch.zeros(size, dtype=torch.uint8, device=packed.parameter.device)
-        at_once = min(num_rows, network.shape.rows_at_once)
-        constants = {**group_constants(group), "HAS_ORDER": False}
-        if isinstance(network.shape, ConvShape):
-            return ConvNetwork(packed, network, num_rows, memory, False, constants)
-        cell = packed.plan.cell(packed.networks.index(network), at_once)
-        if cell is not None:
-            return RecurrentNetwork(packed, network, cell, num_rows, at_once, memory, None, constants)
-        return make_layers(packed, network, num_rows, at_once, memory, False, constants)
+        return network_of_rows(group.policy.packed, network, self._rows(group), group_constants(group))
 
     def _rows(self, group: GroupRollout) -> int:
         return self.rollout.env.num_envs * len(group.agents)
@@ -234,3 +224,23 @@ class FusedPlayers(Actor):
             }
             parts.append(replace(part, constants=constants))
         return compile_fused("act", parts, packed.precision, at_once, self._data, packed.backend)
+
+
+def network_of_rows(
+    packed: PackedPolicy, network: PackedNetwork, num_rows: int, constants: Mapping[str, Constant]
+) -> LayersNetwork | RecurrentNetwork | ConvNetwork:
+    """What gives the outputs of a network whose layers go through memory, of rows in their own order.
+
+    Args:
+        constants: where features are, as `group_constants` has them of a group's agents.
+    """
+    size = packed.plan.bytes_of_rows(network.shape, num_rows)
+    memory = torch.zeros(size, dtype=torch.uint8, device=packed.parameter.device)
+    at_once = min(num_rows, network.shape.rows_at_once)
+    constants = {**constants, "HAS_ORDER": False}
+    if isinstance(network.shape, ConvShape):
+        return ConvNetwork(packed, network, num_rows, memory, False, constants)
+    if not packed.plan.request.memory_size:
+        return make_layers(packed, network, num_rows, at_once, memory, False, constants)
+    cell = packed.plan.cell(packed.networks.index(network), at_once)
+    return RecurrentNetwork(packed, network, cell, num_rows, at_once, memory, None, constants)

@@ -136,7 +136,7 @@ class NetworkOfRows:
             bias = biases[bias_start : bias_start + num_rows * out]
             self.layers.append(Dense(weight, bias, shape.layers[i][0], num_rows == 3))
         part = packed.plan.gathering(shape, at_once)
-        part = replace(part, constants={**part.constants, **constants})
+        part = replace(part, constants={**part.constants, **constants}, seen=network.seen)
         self._gather, self._launch_shape = compile_fused("gather", [part], packed.precision, 1, None, packed.backend)
 
     def arrays(self) -> dict[str, torch.Tensor]:

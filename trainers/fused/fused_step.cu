@@ -164,3 +164,21 @@ extern "C" __global__ void pack_parameters(
         put(elements, biases, weight_place[i], parameter[i]);
     }
 }
+
+// A target network makes a step towards the one that it follows, and goes to where its kernels read it.
+//   weight_place, parameter  of the network                                     read
+//   target           [parameter]  of the target network                         read, written
+//   elements, biases of the target network                                      written
+//   tau              how far it steps: 1 copies                                 read
+//   num_parameters   of each                                                    read
+extern "C" __global__ void follow_parameters(
+    const int* weight_place, const float* parameter, float* target, unsigned char* elements, float* biases, float tau,
+    int num_parameters)
+{
+    for (long long i = global_thread(); i < num_parameters; i += num_global_threads()) {
+        const float behind = parameter[i] - target[i];
+        const float now = tau < 0.5f ? target[i] + tau * behind : parameter[i] - (1.0f - tau) * behind;  // as torch
+        target[i] = now;
+        put(elements, biases, weight_place[i], now);
+    }
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,13 +14,13 @@ from trainers.fused.cell import Sequences
 from trainers.fused.conv_shape import ConvShape
 from trainers.fused.convolution import ConvGradient
 from trainers.fused.gradient import NetworkGradient
-from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS, SUM_THREADS
+from trainers.fused.learning_plan import NUM_FIGURES, SUM_THREADS
 from trainers.fused.packed import KERNELS
 from trainers.fused.recurrent import RecurrentGradient
 from trainers.fused.shape import STAGE_ROWS, WARPS
 from trainers.fused.source import compile_fused
+from trainers.fused.stepper import Stepper
 from trainers.heads import GaussianHead
-from trainers.learning.adam_kernels import AdamMemory
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import FunctionManager
 
@@ -82,7 +81,8 @@ class FusedLearner:
         self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
         self._halted = learner.guard.flag_of(group.name)
-        self._prepare_optimizer()
+        self.stepper = Stepper(learner, self.packed, self._networks, self._parts, plan.num_groups)
+        self._adam, self._steps = self.stepper.adam, new(2, 1)
         self._prepare_order()
         self._calls = [call for number in range(plan.num_steps) for call in self._prepare_step(number)]
 
@@ -178,37 +178,6 @@ class FusedLearner:
             calls += side_by_side([one.prepare_after(number, rows) for one in self._networks])
         return calls
 
-    def _prepare_optimizer(self) -> None:
-        learner, packed = self.learner, self.packed
-        size, device = len(packed.parameter), packed.parameter.device
-        new = packed.parameter.new_zeros
-        self._adam = AdamMemory(learner.optimizer)
-        self._gradient, self._steps, self._squares = new(size), new(2, 1), new(self.plan.num_groups)
-        place = torch.zeros(size, dtype=torch.int64)
-        stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
-        is_critic = torch.zeros(size, dtype=torch.bool)
-        for one in self._networks:
-            for some in one.places():
-                numbers = torch.as_tensor(some.parameters).flatten()
-                places = torch.as_tensor(some.places, dtype=torch.int64).flatten()
-                place[numbers] = one.parts.storage_offset() + places
-                stride[numbers] = some.stride
-                num_parts[numbers] = some.num_parts
-        of_critic = {id(p) for group in learner.optimizer.param_groups[1:] for p in group["params"]}
-        for number, parameter in enumerate(learner.parameters):
-            start = packed.numbers[id(parameter)]
-            name[start : start + parameter.numel()] = number
-            is_critic[start : start + parameter.numel()] = id(parameter) in of_critic
-        tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
-        self._tables = {key: table.to(device) for key, table in tables.items()}
-        self._is_critic = is_critic.to(device)
-        self._tables_of_one_part = {}
-        if learner.world.size > 1 or packed.norms is not None:
-            # By these add_up_gradient looks at a gradient that is added up already, and sums its squares.
-            zeros = torch.zeros(size, dtype=torch.int32, device=device)
-            place = torch.arange(size, device=device)
-            self._tables_of_one_part = {"place": place, "stride": zeros, "num_parts": zeros + 1}
-
     def _prepare_order(self) -> None:
         group, plan, sequences = self.learner.group, self.plan, self.plan.sequences
         unit = sequences.size if sequences else 1
@@ -252,7 +221,6 @@ class FusedLearner:
 
     def _prepare_step(self, number: int) -> list[Callable[[], None]]:
         learner, group, plan = self.learner, self.learner.group, self.plan
-        guard = learner.guard
         an_epoch = plan.num_steps // plan.num_epochs
         first = number % an_epoch * plan.size
         size = min(plan.size, plan.num_samples - first)
@@ -272,7 +240,7 @@ class FusedLearner:
             "coefficients": self._coefficients,
             "halted": self._halted,
             "nothing": self._nothing,
-            "first_loss": guard.place_of("loss", group.name),
+            "first_loss": learner.guard.place_of("loss", group.name),
             "share_of_value": 1.0 / (size * learner.world.size),
         }
         figures = list(self._figures[number].split([one.num_figures for one in plan.networks]))
@@ -280,55 +248,11 @@ class FusedLearner:
         if plan.sequences:
             more = {"starts": self._starts[of_epoch], "memory": group.memory}
         calls = self._prepare_learn(arrays, more, figures, first, size)
-        adds = LaunchShape(plan.num_groups, (STEP_THREADS, 1))
-        steps = LaunchShape(-(-len(self.packed.parameter) // STEP_THREADS), (STEP_THREADS, 1))
-        first_name = guard.place_of("gradient", group.name)
-        found = {"halted": self._halted, "first_loss": arrays["first_loss"], "first_name": first_name}
-        into = {"gradient": self._gradient, "squares": self._squares, "num_parameters": len(self.packed.parameter)}
-        add_up = partial(self.packed.step_functions.prepare, "add_up_gradient", adds, **found, **into)
-        calls.append(add_up(parts=self._parts, **self._tables))
-        if learner.world.size > 1:
-            calls.append(lambda: self._reduce(self._figures[number]))
-        if self.packed.norms is not None:
-            calls.append(self.packed.norms.prepare_unfold(self._gradient))
-        if learner.world.size > 1 or self.packed.norms is not None:
-            tables = {**self._tables, **self._tables_of_one_part}
-            calls.append(add_up(parts=self._gradient, **tables))
-        config = learner.config
-        step = self.packed.step_functions.prepare(
-            "adam_step",
-            steps,
-            **into,
-            **found,
-            run_halted=guard.halted,
-            figures=self._figures[number],
-            stopped=learner.stopped,
-            step_before=self._steps[number % 2],
-            step_after=self._steps[(number + 1) % 2],
-            lr=self._lr,
-            is_critic=self._is_critic,
-            weight_place=self.packed.weight_place,
-            parameter=self.packed.parameter,
-            average=self._adam.average,
-            square=self._adam.square,
-            elements=self.packed.elements,
-            biases=self.packed.biases,
-            norm=self._norms[number : number + 1],
-            counts=self._counts[number : number + 1],
-            num_groups=plan.num_groups,
-            num_figure_rows=self._figures.shape[1],
-            max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
-            target_kl=self._target_kl,
-        )
-        return [*calls, self.packed.then_fold(step)]
-
-    def _reduce(self, figures: torch.Tensor) -> None:
-        """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to (SafeAdam.reduce)."""
-        guard = self.learner.guard
-        gradient, figures_of_all, halted = self.learner.world.sum(self._gradient, figures, guard.has_found())
-        self._gradient.copy_(gradient)
-        figures.copy_(figures_of_all)
-        guard.take_over(halted)
+        step = self.stepper.prepare(
+            self._figures[number], self._norms[number : number + 1], self._counts[number : number + 1],
+            self._steps[number % 2], self._steps[(number + 1) % 2], self._lr, self._target_kl,
+        )  # fmt: skip
+        return [*calls, *step]
 
 
 def gradient_of(plan: GradientPlan) -> type[NetworkGradient]:

@@ -14,6 +14,7 @@ from trainers.networks.mlp import MLP
 
 if TYPE_CHECKING:
     from trainers.acting.actor import Actor
+    from trainers.algorithms.algorithm import Clock, Figures
     from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
     from trainers.experience.spec import GroupSpec
 
@@ -88,6 +89,48 @@ def bytes_of_learner(plan: Callable[..., Any], config: OffPolicyConfig, actor: A
     """What the learner of `find_learner` takes besides; None where the algorithm learns by itself."""
     found = plan(config, actor.spec, actor.stage.limits, actor.stage.precision)
     return None if isinstance(found, str) else found.num_bytes
+
+
+class ByKernels:
+    """Makes an algorithm's updates by kernels, each in a phase. Derive from it: say `learn`, and what `pack` and
+    `follow` launch.
+
+    Networks, targets and optimisers' memory stay the algorithm's.
+    """
+
+    path = "fused"
+    shares_nothing = True
+    learner: OffPolicy
+
+    def updates(self) -> Mapping[str, Callable[[], Figures]]:
+        """The phases that are updates, and what comes before them."""
+        return {"add": self.add, "learn": self.learn, "follow": self.follow}
+
+    def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Sequence[Callable[[], Figures]]:
+        """What an iteration calls. Where target networks follow each update, they may do so within it."""
+        return self.learner.at_once({**phases, "follow": dict} if self.follows_within else phases, clock)
+
+    @property
+    def follows_within(self) -> bool:
+        """Whether target networks follow within an update."""
+        return self.learner.config.target_update_freq == 1
+
+    def add(self) -> Figures:
+        """Keeps the rollout. Products read the networks as they are: a callback, or a resume, may have changed them."""
+        self.pack()
+        return self.learner.add()
+
+    def pack(self) -> None:
+        """Brings networks to where products read them."""
+        raise NotImplementedError
+
+    def learn(self) -> Figures:
+        """One update."""
+        raise NotImplementedError
+
+    def follow(self) -> Figures:
+        """Target networks make their step."""
+        raise NotImplementedError
 
 
 class Drawn:

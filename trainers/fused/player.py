@@ -62,7 +62,7 @@ class FusedPlayer(Actor):
     def __init__(self, policy: Policy, spec: GroupSpec, stage: Stage, plan: Plan) -> None:
         super().__init__(policy, spec, stage)
         self.plan, self.why = plan, plan.remark
-        self.exponents = None
+        self.exponents, self.noise = None, []
         if plan.request.gives_values:
             self.epsilon = torch.full((1,), epsilon_at(policy.config, 1e30), device=stage.device)
             """[1], how often it plays any action; the config's last until somebody sets another."""

@@ -10,16 +10,22 @@ from typing import Any
 
 import torch
 
-from trainers.acting.actor import Call
+from trainers.acting.actor import Actor, Call, Stage
 from trainers.acting.epsilon_greedy import NEVER, EpsilonGreedyActor
 from trainers.experience.group_rollout import GroupRollout
+from trainers.experience.spec import GroupSpec
 from trainers.fused.actor import data_of_draws, place_constants
+from trainers.fused.layered_q import plan_of_player
 from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import FULL_PRECISION
+from trainers.fused.player import FusedPlayer
 from trainers.fused.q_learner import KERNEL, layers_of, why_not, widths_of
 from trainers.fused.q_shape import QShape
 from trainers.fused.with_envs import SHARED_BYTES, compile_with_envs, envs_of_block
+from trainers.networks import find_network
+from trainers.networks.mlp import MLP
+from trainers.networks.policy import Policy
 from warpdrive.backends.ahead import this_or
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import CompileError
@@ -35,10 +41,23 @@ THREADS = 512
 """On an H200 a step of CartPole's network takes 4 us more with 256, and 5 with 1,024."""
 
 
+def find_q_actor(policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
+    """Who plays for a Q-network: one launch with its choice; the kernels that play for other networks; or torch."""
+    by_block = FusedQActor(policy, spec, stage)
+    why = by_block.fit(1)
+    if not isinstance(why, str):
+        return by_block
+    found = plan_of_player(policy.config, spec, stage.limits, stage.precision)
+    if not isinstance(found, str):
+        return FusedPlayer(policy, spec, stage, found)
+    by_block.why = why if find_network(policy.config.model.type) is MLP else found
+    return by_block
+
+
 class FusedQActor(EpsilonGreedyActor):
     """An actor whose step is one launch, where the kernel knows its network; else its steps are torch's."""
 
-    def _fit(self, num_envs: int) -> QShape | str:
+    def fit(self, num_envs: int) -> QShape | str:
         """How the kernel has so many envs; or in words why it does not know the network."""
         stage, config, num_rows = self.stage, self.policy.config, num_envs * self.spec.num_agents
         why = why_not(config, self.spec, stage.limits, stage.precision)
@@ -54,15 +73,15 @@ class FusedQActor(EpsilonGreedyActor):
 
     def num_bytes(self, num_envs: int) -> dict[str, int]:
         found = super().num_bytes(num_envs)
-        if isinstance(self._fit(num_envs), str):
+        if isinstance(self.fit(num_envs), str):
             return found
         return {name: found[name] for name in ("q and logits", "exponents")}
 
     def attach(self, group: GroupRollout) -> None:
         super().attach(group)
-        shape = self._fit(group.rollout.num_envs)
+        shape = self.fit(group.rollout.num_envs)
         if isinstance(shape, str):
-            self.why = shape
+            self.why = self.why or shape
             return
         self.path, self._shape = "fused", shape
 

@@ -13,14 +13,17 @@ import torch
 from trainers.acting.epsilon_greedy import NEVER
 from trainers.algorithms.algorithm import START, Clock
 from trainers.fused.actor import place_constants
+from trainers.fused.layered_q import LayeredQ, LayeredQLearner, plan_layered_q
 from trainers.fused.limits import Limits
-from trainers.fused.of_replay import find_learner, join_memory, why_no_kernel, why_not_plain
+from trainers.fused.of_replay import ByKernels, find_learner, join_memory, why_no_kernel, why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.q_shape import QAloneShape, QShape, fit_alone, fit_q
 from trainers.fused.shape import to_tiles
 from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
 from trainers.fused.with_envs import compile_with_envs, envs_of_block
 from trainers.learning.adam_kernels import AdamMemory
+from trainers.networks import find_network
+from trainers.networks.mlp import MLP
 from trainers.networks.policy import inputs_of
 from trainers.replay.kernel_text import HERE as REPLAY
 from trainers.replay.selectors import Prioritized
@@ -43,9 +46,21 @@ KERNEL = "Q-learning"
 
 def plan_q(
     config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int = 1
-) -> QShape | WideQShape | str:
+) -> QShape | WideQShape | LayeredQ | str:
     """How a kernel makes a learner's updates; or several, where the network has no room in a block, or what is drawn is
     not in the store as it is; or in words why none can."""
+    found = _plan_small(config, spec, limits, precision, num_ranks)
+    if not isinstance(found, str) or config.updates_in_rollouts:
+        return found
+    layered = plan_layered_q(config, spec, limits, precision, num_ranks)
+    is_told = isinstance(layered, str) and find_network(config.model.type) is MLP
+    return found if is_told else layered
+
+
+def _plan_small(
+    config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int
+) -> QShape | WideQShape | str:
+    """Of networks whose layers stay on the chip."""
     if why := why_not(config, spec, limits, precision):
         return why
     if num_ranks > 1:
@@ -63,13 +78,13 @@ def plan_q(
     return plan_wide_q(*sizes, is_plain) if isinstance(found, str) else found
 
 
-def find_q_learner(learner: DQN) -> DQN | FusedQLearner | WideQLearner:
+def find_q_learner(learner: DQN) -> DQN | FusedQLearner | ByKernels:
     """Who makes its updates: a kernel, or itself.
 
     Raises:
         ConfigError: they are to be made in rollouts, and no kernel can.
     """
-    kinds = {WideQShape: WideQLearner, QAloneShape: FusedQLearner, QShape: FusedQLearner}
+    kinds = {QAloneShape: FusedQLearner, QShape: FusedQLearner, WideQShape: WideQLearner, LayeredQ: LayeredQLearner}
     found = find_learner(learner, plan_q, lambda shape: kinds[type(shape)])
     if learner.config.updates_in_rollouts and not isinstance(found, FusedQLearner):
         refuse_in_rollouts(learner, learner.group.actor.why)

@@ -6,6 +6,7 @@
 // Rows lie `pitch` elements apart, an odd multiple of 16 bytes, so that the same columns of 8 rows do not meet in a
 // bank. What is beyond a layer's columns, up to whole tiles of 16, is 0.
 #pragma once
+#include "over_block.cuh"
 #include "tensor_core.cuh"
 
 __device__ constexpr int padded(int columns)
@@ -59,12 +60,6 @@ __device__ __forceinline__ void for_each_pair(const float (&sum)[2][4], Take tak
         const float* two = &sum[i & 1][i & 2];
         take(g + (i >> 1) * 8, (i & 1) * 8 + 2 * t, two[0], two[1]);
     }
-}
-
-__device__ __forceinline__ float over_warp(float sum, int lanes = 32)
-{
-    for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-    return sum;
 }
 
 // What Adam steps along, x / (sqrt(y) c + 1e-5), as exact as the elements are.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -92,6 +92,13 @@ class Seen:
             shape, dtype = spec.layout.kept[name]
             sources.append(Source(name, torch_dtype(np.dtype(dtype)), math.prod(shape), pitch=math.prod(shape)))
         return cls(tuple(sources), spec.num_agents, hides=spec.may_leave)
+
+    def of_items(self) -> Seen:
+        """The same of items of a replay store's batch, each a row by itself, whose parts are numbered there."""
+        return replace(self, sources=tuple(
+            replace(one, array=f"observation_{i}", pitch=one.size, stride=one.size, first=0)
+            for i, one in enumerate(self.sources)
+        ))  # fmt: skip
 
     @property
     def num_features(self) -> int:

@@ -94,7 +94,7 @@ class WideQLearner(ByRows):
         )  # fmt: skip
         step = learned.prepare_step(
             "ac_step_critics", **stepped, lr=learner.scalars["lr"].view(1), target=target, figures=self._figures,
-            follows=self._follows,
+            follows=self.follows_within,
         )  # fmt: skip
         self._calls = [judge, learned.prepare_gradient(**self._flags), step]
 

@@ -118,7 +118,7 @@ def test_the_same_updates_have_the_same_bits_and_orders_and_each_an_order_of_its
         made = []
         for _ in range(2):
             learner.update()
-            made += [learner.learns_by._gradient.clone(), torch.cat(minibatches(learner))]
+            made += [learner.learns_by.stepper.gradient.clone(), torch.cat(minibatches(learner))]
         found.append(made)
     assert all(torch.equal(*both) for both in zip(*found, strict=True))
     assert found[0][0].norm() > 0
@@ -152,7 +152,7 @@ def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make, r
     of_actor, of_critic = ([twin for name, twin in twins.items() if is_critic[name] == one] for one in (False, True))
     adam = torch.optim.Adam([{"params": of_actor}, {"params": of_critic}], eps=1e-5)
     gradients, lengths = [], []
-    watch_steps(learner, lambda: gradients.append(learner.learns_by._gradient.clone()))
+    watch_steps(learner, lambda: gradients.append(learner.learns_by.stepper.gradient.clone()))
     for env_steps in (0, 500, 900):
         adam.param_groups[0]["lr"], adam.param_groups[1]["lr"] = falling.at(env_steps), 0.02
         learner.update(Clock(0, env_steps, 0))
@@ -210,13 +210,13 @@ def test_what_nobody_shares_are_sums_in_registers_on_one_rank(make, way):
 def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
     rollout = "ppo of four layers beside one" if way == LAYERS else "ppo with a critic of its own"
     fused = make(rollout, BF16, way).learns_by
-    packed = fused.packed
+    packed, by = fused.packed, fused.stepper
     held = {
         "packed parameters": [packed.elements, packed.biases, packed.weight_place],
         "order of samples": [fused._order],
         "records": [one.records for one in fused._networks],
         "parts of the gradient": [one.parts for one in fused._networks],
-        "gradient": [fused._gradient, fused._squares, fused._is_critic, *fused._tables.values()],
+        "gradient": [by.gradient, by._squares, by._is_critic, *by._tables.values()],
         "figures": [fused._figures, fused._sums, fused._norms],
     }
     told = packed.plan.bytes_of_playing(10) | fused.plan.num_bytes
@@ -261,7 +261,7 @@ def test_warpgroups_hide_no_nan(make, rollout, precision, way, device):
     assert bad_rows(learner) == {"loss": row, "gradient": NOTHING_FOUND}
     assert learner.guard.halted.item() == 1
     assert torch.isfinite(learner.learns_by.packed.parameter).all()
-    assert learner.learns_by._gradient.isnan().any()
+    assert learner.learns_by.stepper.gradient.isnan().any()
 
 
 def test_nothing_is_learned_where_all_are_out_of_the_game(make):
@@ -269,7 +269,7 @@ def test_nothing_is_learned_where_all_are_out_of_the_game(make):
     learner.group.rollout.active.zero_()
     before = learner.learns_by.packed.parameter.clone()
     figures = learner.update()
-    assert (learner.learns_by._gradient == 0).all()
+    assert (learner.learns_by.stepper.gradient == 0).all()
     assert torch.equal(learner.learns_by.packed.parameter, before)
     assert [float(figures[name]) for name in ("policy_loss", "value_loss", "entropy", "grad_norm")] == [0.0] * 4
     assert bad_rows(learner) == {"loss": NOTHING_FOUND, "gradient": NOTHING_FOUND}

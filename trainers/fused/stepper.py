@@ -1,0 +1,125 @@
+"""From the parts of a policy's gradient to new parameters: the launches of fused_step.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.fused.gradient import NetworkGradient
+from trainers.fused.learning_plan import STEP_THREADS
+from trainers.fused.packed import PackedPolicy
+from trainers.learning.adam_kernels import AdamMemory
+from warpdrive.backends.base import LaunchShape
+
+if TYPE_CHECKING:
+    from trainers.algorithms.off_policy import OffPolicy
+    from trainers.algorithms.on_policy import OnPolicy
+
+Call = Callable[[], None]
+
+
+class Stepper:
+    """Steps of Adam of a packed policy's parameters; the optimiser's memory becomes views of one piece.
+
+    Args:
+        networks: what makes the gradient of each of its networks.
+        parts: of all of them, one after the other.
+        num_groups: blocks that add them up.
+    """
+
+    def __init__(
+        self, learner: OnPolicy | OffPolicy, packed: PackedPolicy, networks: Sequence[NetworkGradient],
+        parts: torch.Tensor, num_groups: int,
+    ) -> None:  # fmt: skip
+        self.learner, self.packed, self._parts, self._num_groups = learner, packed, parts, num_groups
+        size, device = len(packed.parameter), packed.parameter.device
+        new = packed.parameter.new_zeros
+        self.adam = AdamMemory(learner.optimizer)
+        self.gradient, self._squares = new(size), new(num_groups)
+        place = torch.zeros(size, dtype=torch.int64)
+        stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
+        is_critic = torch.zeros(size, dtype=torch.bool)
+        for one in networks:
+            for some in one.places():
+                numbers = torch.as_tensor(some.parameters).flatten()
+                places = torch.as_tensor(some.places, dtype=torch.int64).flatten()
+                place[numbers] = one.parts.storage_offset() + places
+                stride[numbers] = some.stride
+                num_parts[numbers] = some.num_parts
+        of_critic = {id(p) for group in learner.optimizer.param_groups[1:] for p in group["params"]}
+        for number, parameter in enumerate(learner.optimizer.parameters):
+            start = packed.numbers[id(parameter)]
+            name[start : start + parameter.numel()] = number
+            is_critic[start : start + parameter.numel()] = id(parameter) in of_critic
+        tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
+        self._tables = {key: table.to(device) for key, table in tables.items()}
+        self._is_critic = is_critic.to(device)
+        self._tables_of_one_part = {}
+        if learner.world.size > 1 or packed.norms is not None:
+            # By these add_up_gradient looks at a gradient that is added up already, and sums its squares.
+            zeros = torch.zeros(size, dtype=torch.int32, device=device)
+            place = torch.arange(size, device=device)
+            self._tables_of_one_part = {"place": place, "stride": zeros, "num_parts": zeros + 1}
+
+    def prepare(
+        self, figures: torch.Tensor, norm: torch.Tensor, counts: torch.Tensor, step_before: torch.Tensor,
+        step_after: torch.Tensor, lr: torch.Tensor, target_kl: float = 0.0,
+    ) -> list[Call]:  # fmt: skip
+        """One step, once the parts are there.
+
+        Args:
+            figures: [rows, NUM_FIGURES], which all ranks sum up with the gradient.
+            norm, counts, step_before, step_after, lr, target_kl: as fused_step.cu has them.
+        """
+        learner, packed, guard = self.learner, self.packed, self.learner.guard
+        name, config = learner.group.name, learner.config
+        adds = LaunchShape(self._num_groups, (STEP_THREADS, 1))
+        steps = LaunchShape(-(-len(packed.parameter) // STEP_THREADS), (STEP_THREADS, 1))
+        found = {"halted": guard.flag_of(name), "first_loss": guard.place_of("loss", name)}
+        found["first_name"] = guard.place_of("gradient", name)
+        into = {"gradient": self.gradient, "squares": self._squares, "num_parameters": len(packed.parameter)}
+        add_up = partial(packed.step_functions.prepare, "add_up_gradient", adds, **found, **into)
+        calls = [add_up(parts=self._parts, **self._tables)]
+        if learner.world.size > 1:
+            calls.append(lambda: self._reduce(figures))
+        if packed.norms is not None:
+            calls.append(packed.norms.prepare_unfold(self.gradient))
+        if self._tables_of_one_part:
+            calls.append(add_up(parts=self.gradient, **{**self._tables, **self._tables_of_one_part}))
+        step = packed.step_functions.prepare(
+            "adam_step",
+            steps,
+            **into,
+            **found,
+            run_halted=guard.halted,
+            figures=figures,
+            stopped=learner.optimizer.stopped,
+            step_before=step_before,
+            step_after=step_after,
+            lr=lr,
+            is_critic=self._is_critic,
+            weight_place=packed.weight_place,
+            parameter=packed.parameter,
+            average=self.adam.average,
+            square=self.adam.square,
+            elements=packed.elements,
+            biases=packed.biases,
+            norm=norm,
+            counts=counts,
+            num_groups=self._num_groups,
+            num_figure_rows=len(figures),
+            max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
+            target_kl=target_kl,
+        )
+        return [*calls, packed.then_fold(step)]
+
+    def _reduce(self, figures: torch.Tensor) -> None:
+        """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to (SafeAdam.reduce)."""
+        guard = self.learner.guard
+        gradient, figures_of_all, halted = self.learner.world.sum(self.gradient, figures, guard.has_found())
+        self.gradient.copy_(gradient)
+        figures.copy_(figures_of_all)
+        guard.take_over(halted)
