@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from trainers.fused import gradient
 from trainers.fused.gradient import NetworkGradient, Places
+from trainers.fused.launch import Launch
 from trainers.fused.layers_shape import PANEL, WarpgroupShape
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, Layer, PackedNetwork, PackedPolicy, bytes_of
@@ -337,19 +337,19 @@ class WarpgroupNetwork(LayersNetwork):
     """The same of a WarpgroupShape: each layer is one launch of a kernel of by_warpgroups.cu, which may do as much for
     other networks, too."""
 
-    def prepare_layer(self, i: int, given: torch.Tensor, hidden: torch.Tensor) -> list[Launch]:
+    def prepare_layer(self, i: int, given: torch.Tensor, hidden: torch.Tensor) -> list[LayerLaunch]:
         layer = self.layers[i]
-        return [Launch(self.packed, "layer_forward", given, layer.weight, layer.bias, hidden)]
+        return [LayerLaunch(self.packed, "layer_forward", given, layer.weight, layer.bias, hidden)]
 
     def prepare_backward(
         self, i: int, delta: torch.Tensor, hidden: torch.Tensor, part: torch.Tensor, goes_on: bool
-    ) -> list[Launch]:
+    ) -> list[LayerLaunch]:
         kernel = "outputs_backward" if i + 2 == len(self.layers) else "layer_backward"
-        return [Launch(self.packed, kernel, delta, self.layers[i + 1].weight, part, hidden, goes_on)]
+        return [LayerLaunch(self.packed, kernel, delta, self.layers[i + 1].weight, part, hidden, goes_on)]
 
 
 @dataclass
-class Launch:
+class LayerLaunch(Launch):
     """A network's part of a launch of by_warpgroups.cu."""
 
     packed: PackedPolicy
@@ -365,7 +365,6 @@ class Launch:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Launches of one kind can be one."""
         return self.kernel, self.goes_on, self.packed.plan.request.activation
 
     @property
@@ -376,45 +375,31 @@ class Launch:
     def work(self) -> int:
         return self.input.numel() * self.num_panels
 
+    @staticmethod
+    def together(launches: Sequence[LayerLaunch]) -> Call:
+        """They share its blocks by their work."""
+        packed, kernel = launches[0].packed, launches[0].kernel
+        limits, has_sums = packed.plan.limits, kernel != "layer_forward"
+        widest = max(one.input.shape[1] for one in launches)
+        shared_bytes = packed.plan.element_bytes * PANEL * widest + (4 * WARPS * PANEL if has_sums else 0)
+        num_blocks = limits.blocks_at_once(shared_bytes) * limits.num_multiprocessors
+        whole, problems, first = sum(one.work for one in launches), [], 0
+        for one in launches:
+            (num_rows, width), panels = one.input.shape, one.num_panels
+            blocks = min(num_blocks * one.work // (whole * panels), -(-num_rows // (16 * WARPS)))
+            blocks = max(1, blocks) * panels
+            tensors = (one.input, one.weight, one.sums, one.output)
+            problems.append((*(tensor.data_ptr() for tensor in tensors), num_rows, width, panels, first, blocks))
+            first += blocks
+        table = torch.tensor(problems, device=packed.backend.device)
+        given = {"goes_on": launches[0].goes_on} if has_sums else {}
+        shape = LaunchShape(first, (32 * WARPS, 1), shared_bytes)
+        call = compiled(packed).prepare(kernel, shape, problems=table, num_problems=len(problems), **given)
 
-def side_by_side(lists: Sequence[Sequence[Call | Launch]]) -> list[Call]:
-    """The calls of several networks, each in its order; launches that can be one are."""
-    calls = []
-    for step in itertools.zip_longest(*lists):
-        kinds: dict[Any, list[Launch]] = {}
-        for one in step:
-            if isinstance(one, Launch):
-                kinds.setdefault(one.kind, []).append(one)
-            elif one is not None:
-                calls.append(one)
-        calls += [prepare_together(launches) for launches in kinds.values()]
-    return calls
+        def launch(_: Sequence[LayerLaunch] = tuple(launches)) -> None:  # keeps the memory that is told
+            call()
 
-
-def prepare_together(launches: Sequence[Launch]) -> Call:
-    """One launch for several networks, which share its blocks by their work."""
-    packed, kernel = launches[0].packed, launches[0].kernel
-    limits, has_sums = packed.plan.limits, kernel != "layer_forward"
-    widest = max(one.input.shape[1] for one in launches)
-    shared_bytes = packed.plan.element_bytes * PANEL * widest + (4 * WARPS * PANEL if has_sums else 0)
-    num_blocks = limits.blocks_at_once(shared_bytes) * limits.num_multiprocessors
-    whole, problems, first = sum(one.work for one in launches), [], 0
-    for one in launches:
-        (num_rows, width), panels = one.input.shape, one.num_panels
-        blocks = min(num_blocks * one.work // (whole * panels), -(-num_rows // (16 * WARPS)))
-        blocks = max(1, blocks) * panels
-        tensors = (one.input, one.weight, one.sums, one.output)
-        problems.append((*(tensor.data_ptr() for tensor in tensors), num_rows, width, panels, first, blocks))
-        first += blocks
-    table = torch.tensor(problems, device=packed.backend.device)
-    given = {"goes_on": launches[0].goes_on} if has_sums else {}
-    shape = LaunchShape(first, (32 * WARPS, 1), shared_bytes)
-    call = compiled(packed).prepare(kernel, shape, problems=table, num_problems=len(problems), **given)
-
-    def launch(_: Sequence[Launch] = tuple(launches)) -> None:  # keeps the memory whose addresses are in the table
-        call()
-
-    return launch
+        return launch
 
 
 def compiled(packed: PackedPolicy) -> FunctionManager:

@@ -18,7 +18,7 @@ __device__ __forceinline__ void write_tile(Pair* out, const Pair (&tile)[4], lon
 // The dense layer's LayerNorm: its sums to what is activated. All threads of the block call it.
 //   whole            of a warp's tile, as pairs of A stand   read, written
 //   of_rows          [2][WARPS][16] in shared memory
-//   standard, scale  as conv_forward has them                written, if it KEEPS
+//   standard, scale  as conv_forward has them                written, if they are kept
 __device__ __forceinline__ void normalise(
     float (&whole)[4][2], const float* biases, float* of_rows, Pair* standard, float* scale, long long first,
     long long left)
@@ -44,7 +44,7 @@ __device__ __forceinline__ void normalise(
     for (int half = 0; half < 2; ++half) {
         by[half] = rsqrtf(squares[half] / DENSE_COLUMNS + NORM_EPS);
         const int row = (lane_index() >> 2) + 8 * half;
-        if (KEEPS && column_of(0) == 0 && row < left) scale[first + row] = by[half];
+        if (standard && column_of(0) == 0 && row < left) scale[first + row] = by[half];
     }
     Pair kept[4];
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void normalise(
             whole[i][j] = gain[column] * (whole[i][j] * by[i % 2]) + gain[DENSE + column];
         }
     }
-    if (KEEPS) write_tile(standard, kept, first, left);
+    if (standard) write_tile(standard, kept, first, left);
 }
 
 // What a block of conv_forward has in shared memory. Sums take the place of the weights.
@@ -70,23 +70,31 @@ struct Forward {
 };
 static_assert(FORWARD_BYTES >= Forward::BYTES, "conv_forward has too little shared memory");
 
-// Images to outputs.
-//   seen       [step, env, agent, row, column, channel]                     read
+// What a network is given and gives: addresses. What no backward pass will read has none.
+struct Network {
+    const bool* seen;          // [step, env, agent, row, column, channel]
+    const Element* weight;     // see layers/convolution.cuh
+    const float* biases;       // [BIAS_ROWS, 16], [BIAS_ROWS, DENSE], those of the outputs
+    Element* hidden;           // [row, DENSE]: the dense layer
+    Element* standard;         // likewise, its sums at mean 0 and deviation 1, if it NORMS
+    float* scale;              // [row]  by which they were made so
+    int* kept;                 // [row, IMAGE_WORDS]  the bits
+    float* outputs;            // [row, OUTPUTS]  without biases
+};
+
+// Images to outputs, of several networks; each has as many blocks.
+//   networks   [network, 8]  see Network                                    read; what they give is written
 //   order      [num_rows..] images, if it HAS_ORDER                         read
-//   weights    bytes of elements, see above                                 read
-//   biases     [BIAS_ROWS, 16], [BIAS_ROWS, DENSE], those of the outputs    read
-//   hidden     bytes of [row, DENSE] elements: the dense layer, if it KEEPS written
-//   standard   likewise, its sums at mean 0 and deviation 1, if it NORMS    written
-//   scale      [row]  by which they were made so                            written
-//   kept       [row, IMAGE_WORDS]  the bits, if it KEEPS                    written
-//   outputs    [row, OUTPUTS]  without biases                               written
 //   first_row, num_rows  which rows of `order`, or of all
+//   num_blocks of a network
 extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
-    const bool* seen, const int* order, const unsigned char* weights, const float* biases, unsigned char* hidden,
-    unsigned char* standard, float* scale, int* kept, float* outputs, long long first_row, long long num_rows)
+    const long long* networks, const int* order, long long first_row, long long num_rows, int num_blocks)
 {
     extern __shared__ char shared[];
-    const Element* weight = (const Element*)weights;
+    const Network one = ((const Network*)networks)[blockIdx.x / num_blocks];
+    const Element* weight = one.weight;
+    const float* biases = one.biases;
+    float* outputs = one.outputs;
     const int warp = threadIdx.x >> 5;
     const int g = lane_index() >> 2;
     const int t = lane_index() & 3;
@@ -95,13 +103,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
     Element* rows = (Element*)(shared + Forward::FIRST);       // [16][ROW_PITCH] of the dense layer
     unsigned* bits = (unsigned*)(shared + Forward::HIDDEN);
     float* of_rows = (float*)(shared + Forward::BITS);  // [2][WARPS][16]
-    const long long first = (long long)blockIdx.x * (16 * ROW_TILES);
+    const long long first = (long long)(blockIdx.x % num_blocks) * (16 * ROW_TILES);
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
         if (warp + i * WARPS < PLACES) start_tile(tiles + i * TILE, weight, warp + i * WARPS);
         close_copies();
     }
-    load_images<16 * ROW_TILES>(bits, seen, order, kept, first_row, first, num_rows);
+    load_images<16 * ROW_TILES>(bits, one.seen, order, one.kept, first_row, first, num_rows);
     const Filters filters = load_filters(weight, biases);
     __syncthreads();
 
@@ -161,12 +169,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_forward(
                 }
             }
         }
-        if constexpr (NORMS) normalise(whole, biases, of_rows, (Pair*)standard, scale, first + 16 * r, left);
+        if constexpr (NORMS) normalise(whole, biases, of_rows, (Pair*)one.standard, one.scale, first + 16 * r, left);
         if (warp < DENSE_TILES) {
             Pair made[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) made[i] = packed(activate(whole[i][0]), activate(whole[i][1]));
-            if (KEEPS) write_tile((Pair*)hidden, made, first + 16 * r, left);
+            if (one.hidden) write_tile((Pair*)one.hidden, made, first + 16 * r, left);
             store_rows<ROW_PITCH>(rows + 16 * warp, made);
         }
         __syncthreads();

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from trainers.fused.conv_shape import FILTERS, ConvShape
 from trainers.fused.gradient import NetworkGradient, Places
+from trainers.fused.launch import Call, Launch
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import WARPS
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
-
-Call = Callable[[], None]
 
 
 class ConvNetwork:
@@ -46,24 +47,23 @@ class ConvNetwork:
         self._bits = self._take(kept * self.shape.image_bytes).view(torch.int32)
         self.delta, self._hidden = (self._take(size * kept * columns) for columns in (outputs, dense))
         self._standard = self._take(size * norms * dense)
-        self._row_tiles = packed.plan.row_tiles_of_images(self.shape, num_rows)
+        self.row_tiles = packed.plan.row_tiles_of_images(self.shape, num_rows)
         (source,) = network.seen.sources
-        self._constants = {
+        self.constants = {
             **packed.precision,
-            **self.shape.kernel_constants(self._row_tiles, size, packed.plan.limits),
+            **self.shape.kernel_constants(self.row_tiles, size, packed.plan.limits),
             "IS_TANH": packed.plan.request.activation == "tanh",
             "GROUP_SIZE": constants["GROUP_SIZE"],
             "PITCH": source.pitch,
             "STRIDE": source.stride,
             "FIRST": source.first,
             "HAS_ORDER": constants["HAS_ORDER"],
-            "KEEPS": learns,
         }
-        self._forward = self._compile("conv_forward.cu")
+        self.forward = self._compile("conv_forward.cu")
         self._backward = self._compile("conv_backward.cu") if learns else None
 
     def _compile(self, file: str) -> FunctionManager:
-        return FunctionManager(None, KERNELS / file, self._constants, backend=self.packed.backend)
+        return FunctionManager(None, KERNELS / file, self.constants, backend=self.packed.backend)
 
     def _take(self, size: int) -> torch.Tensor:
         """The next of the memory."""
@@ -76,34 +76,28 @@ class ConvNetwork:
         biases = self.packed.arrays_of(self.network)["biases"]
         return {"weights": bytes_of(self.outputs), "biases": biases[-outputs:]}
 
-    def prepare_all(self, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
+    def prepare_all(self, arrays: Mapping[str, torch.Tensor]) -> list[ImagesLaunch]:
         """Outputs of all rows, in their own order; `arrays` as for prepare_forward."""
         return [self.prepare_forward(len(self.outputs), 0, arrays)]
 
-    def prepare_forward(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> Call:
+    def prepare_forward(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> ImagesLaunch:
         """Outputs of rows from one of the order on.
 
         Args:
             arrays: the order, and what the network sees (Seen.arrays), among others.
         """
-        size, limits = self.packed.plan.element_bytes, self.packed.plan.limits
-        shared_bytes = self.shape.forward_bytes(self._row_tiles, size, self.shape.num_stages(size, limits))
-        num_blocks = -(-num_rows // (16 * self._row_tiles))
-        shape = LaunchShape(num_blocks, (32 * WARPS, 1), shared_bytes)
-        given = {"seen": arrays["seen0"], "order": arrays["order"], "first_row": first_row, "outputs": self.outputs}
-        given |= self._given(num_rows)
-        return self._forward.prepare("conv_forward", shape, **given)
+        return ImagesLaunch(self, arrays["seen0"], arrays["order"], first_row, num_rows)
 
     def prepare_backward(self, num_rows: int, num_splits: int, **parts: torch.Tensor) -> Call:
         """The gradient out of `delta`, of the rows that went forward last, to the parts `of_dense`, `of_filters` and
         `of_outputs`."""
         num_blocks = num_splits * (self.shape.num_groups + 1)
         shape = LaunchShape(num_blocks, (32 * WARPS, 1), self.shape.backward_bytes(self.packed.plan.element_bytes))
-        given = {**self._given(num_rows), **parts, "delta": self.delta, "num_splits": num_splits}
+        given = {**self.kept(), **parts, "delta": self.delta, "num_splits": num_splits, "num_rows": num_rows}
         return self._backward.prepare("conv_backward", shape, **given)
 
-    def _given(self, num_rows: int) -> dict[str, torch.Tensor | int]:
-        """What both kernels take."""
+    def kept(self) -> dict[str, torch.Tensor]:
+        """What a backward pass reads besides deltas."""
         own = self.packed.arrays_of(self.network)
         return {
             "weights": own["weights"],
@@ -112,8 +106,49 @@ class ConvNetwork:
             "standard": self._standard,
             "scale": self._scale,
             "kept": self._bits,
-            "num_rows": num_rows,
         }
+
+
+@dataclass
+class ImagesLaunch(Launch):
+    """A network's part of a launch of conv_forward.cu."""
+
+    made: ConvNetwork
+    seen: torch.Tensor
+    order: torch.Tensor
+    first_row: int
+    num_rows: int
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        rows = self.first_row, self.num_rows, self.order.data_ptr()
+        return *rows, *self.made.constants.items()
+
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """As conv_forward.cu has them; of memory that is not there, 0."""
+        arrays = self.seen, *self.made.kept().values(), self.made.outputs
+        return tuple(one.data_ptr() if one.numel() else 0 for one in arrays)
+
+    @staticmethod
+    def together(launches: Sequence[ImagesLaunch]) -> Call:
+        """Each has as many blocks."""
+        one = launches[0]
+        made, plan = one.made, one.made.packed.plan
+        size, shape = plan.element_bytes, made.shape
+        shared_bytes = shape.forward_bytes(made.row_tiles, size, shape.num_stages(size, plan.limits))
+        num_blocks = -(-one.num_rows // (16 * made.row_tiles))
+        table = torch.tensor([other.addresses for other in launches], device=made.packed.backend.device)
+        call = made.forward.prepare(
+            "conv_forward", LaunchShape(num_blocks * len(launches), (32 * WARPS, 1), shared_bytes),
+            networks=table.flatten(), order=one.order, first_row=one.first_row, num_rows=one.num_rows,
+            num_blocks=num_blocks,
+        )  # fmt: skip
+
+        def launch(_: Sequence[ImagesLaunch] = tuple(launches)) -> None:  # keeps the memory that is told
+            call()
+
+        return launch
 
 
 class ConvGradient(NetworkGradient):
@@ -156,7 +191,7 @@ class ConvGradient(NetworkGradient):
     def arrays(self) -> dict[str, torch.Tensor]:
         return {**self._made.arrays(), "records": self._made.delta}
 
-    def prepare_before(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
+    def prepare_before(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[ImagesLaunch]:
         return [self._made.prepare_forward(num_rows, first_row, arrays)]
 
     def prepare_after(self, number: int, num_rows: int) -> list[Call]:

@@ -63,6 +63,13 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     if (threadIdx.x == 0) squares[blockIdx.x] = sum_of[0][0];
 }
 
+// A target's parameter, a step nearer to the one that it follows; rounded as torch does.
+__device__ __forceinline__ float nearer(float target, float parameter, float tau)
+{
+    const float behind = parameter - target;
+    return tau < 0.5f ? target + tau * behind : parameter - (1.0f - tau) * behind;
+}
+
 // A parameter where the kernels read it: among the elements, or, at -1 - its place, the biases.
 __device__ __forceinline__ void put(unsigned char* elements, float* biases, int place, float parameter)
 {
@@ -84,26 +91,38 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
 //   halted, stopped          [1]  not 0: no step; raised here                             read, written
 //   run_halted               [1]  raised with `halted`: what other policies halt by, once
 //                            this update is over                                          written
-//   step_before, step_after  [1]  steps so far; the two take turns                        read; written
+//   step_before, step_after  [1], [num_counts]  steps so far, in memory apart            read; written
 //   lr                       [2]  of the parameters, and of those of the critic           read
 //   is_critic                [parameter]                                                  read
 //   weight_place             [parameter]  of its element in `elements`; or -1 - its place
 //                            in `biases`                                                  read
 //   parameter, average, square  [parameter]                                               read, written
 //   elements, biases         the networks' as their kernels read them; bytes, floats      written
+//   target, target_elements, target_biases  of a network that follows this one, if one does; it
+//                            does so without a step, too                                  read, written
 //   norm                     [1]  of the gradient, before it is shortened                 written
 //   counts                   [1]  0 if an earlier step found target_kl passed, else 1     written
 //   num_parameters, num_groups, num_figure_rows  of the policy; of squares; of figures    read
 //   max_norm                 to which gradients are shortened; 0: to none                 read
 //   target_kl                divergence from which no step is made; 0: none               read
+//   follows, tau             whether a network does, and how far it steps                 read
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float* gradient, const float* squares, const float* figures, const long long* first_loss,
     long long* first_name, float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
     const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square,
-    unsigned char* elements, float* biases, float* norm, float* counts, int num_parameters, int num_groups,
-    int num_figure_rows, float max_norm, float target_kl)
+    unsigned char* elements, float* biases, float* target, unsigned char* target_elements, float* target_biases,
+    float* norm, float* counts, int num_parameters, int num_counts, int num_groups, int num_figure_rows,
+    float max_norm, float target_kl, bool follows, float tau)
 {
     __shared__ float part[STEP_THREADS];
+    const int i = blockIdx.x * STEP_THREADS + threadIdx.x;
+    const bool is_one = i < num_parameters;
+    float now = is_one ? parameter[i] : 0.0f;  // all that it needs is on its way before it waits
+    const float slope_of_sum = is_one ? gradient[i] : 0.0f;
+    const float old_mean = is_one ? average[i] : 0.0f;
+    const float old_square = is_one ? square[i] : 0.0f;
+    const int place = is_one ? weight_place[i] : 0;
+    const float old_target = is_one && follows ? target[i] : 0.0f;
     __shared__ float kl_part[STEP_THREADS];
     float sum = 0.0f;
     for (int k = threadIdx.x; k < num_groups; k += STEP_THREADS) sum += squares[k];
@@ -129,29 +148,34 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const bool is_far = target_kl > 0.0f && kl_part[0] > target_kl;
     const bool skips = is_bad || is_far || was_halted != 0.0f || was_stopped != 0.0f;
     const float step = step_before[0] + (skips ? 0.0f : 1.0f);
-    const int i = blockIdx.x * STEP_THREADS + threadIdx.x;
     if (i == 0) {
         norm[0] = length;
         counts[0] = was_stopped != 0.0f ? 0.0f : 1.0f;
-        step_after[0] = step;
+        for (int k = 0; k < num_counts; ++k) step_after[k] = step;
         const bool is_first = was_halted == 0.0f && first_loss[0] == NOTHING_FOUND && first_name[0] == NOTHING_FOUND;
         if (is_first && !isfinite(length)) first_name[0] = 0;  // too long, though no part is
         if (is_bad) halted[0] = run_halted[0] = 1.0f;
         if (is_far) stopped[0] = 1.0f;
     }
-    if (skips || i >= num_parameters) return;
-    const float shortened = max_norm > 0.0f ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
-    const float slope = gradient[i] * shortened;
-    const float correction1 = -expm1f(step * -0.105360516f);  // 1 - 0.9^step; the difference itself would lose digits
-    const float correction2 = -expm1f(step * -0.0010005003f);  // 1 - 0.999^step
-    const float mean = average[i] + 0.1f * (slope - average[i]);
-    const float mean_square = 0.999f * square[i] + 0.001f * slope * slope;
-    average[i] = mean;
-    square[i] = mean_square;
-    const float size = lr[is_critic[i] ? 1 : 0] / correction1;
-    const float now = parameter[i] - size * mean / (sqrtf(mean_square) / sqrtf(correction2) + 1e-5f);
-    parameter[i] = now;
-    put(elements, biases, weight_place[i], now);
+    if (!is_one) return;
+    if (!skips) {
+        const float shortened = max_norm > 0.0f ? fminf(1.0f, max_norm / (length + 1e-6f)) : 1.0f;
+        const float slope = slope_of_sum * shortened;
+        const float correction1 = -expm1f(step * -0.105360516f);  // 1 - 0.9^step, whose difference loses digits
+        const float correction2 = -expm1f(step * -0.0010005003f);  // 1 - 0.999^step
+        const float mean = old_mean + 0.1f * (slope - old_mean);
+        const float mean_square = 0.999f * old_square + 0.001f * slope * slope;
+        average[i] = mean;
+        square[i] = mean_square;
+        const float size = lr[is_critic[i] ? 1 : 0] / correction1;
+        now -= size * mean / (sqrtf(mean_square) / sqrtf(correction2) + 1e-5f);
+        parameter[i] = now;
+        put(elements, biases, place, now);
+    }
+    if (!follows) return;
+    const float nearer_by = nearer(old_target, now, tau);
+    target[i] = nearer_by;
+    put(target_elements, target_biases, place, nearer_by);
 }
 
 // The parameters as the kernels read them, after somebody else changed them; as adam_step has them.
@@ -176,9 +200,7 @@ extern "C" __global__ void follow_parameters(
     int num_parameters)
 {
     for (long long i = global_thread(); i < num_parameters; i += num_global_threads()) {
-        const float behind = parameter[i] - target[i];
-        const float now = tau < 0.5f ? target[i] + tau * behind : parameter[i] - (1.0f - tau) * behind;  // as torch
-        target[i] = now;
+        const float now = target[i] = nearer(target[i], parameter[i], tau);
         put(elements, biases, weight_place[i], now);
     }
 }

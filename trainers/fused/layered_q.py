@@ -12,8 +12,8 @@ import torch
 from trainers.acting.actor import Call
 from trainers.fused import plan as fused
 from trainers.fused.actor import group_constants, network_of_rows
-from trainers.fused.by_layers import side_by_side
 from trainers.fused.conv_shape import ConvShape
+from trainers.fused.launch import side_by_side
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.learner import gradient_of
 from trainers.fused.learning_plan import NUM_FIGURES, LearningPlan
@@ -114,7 +114,7 @@ class LayeredQLearner(ByKernels):
         gradient = gradient_of(gradient_plan)(gradient_plan, self._network(self._packed), parts)
         gradient.prepare(self._packed, found.learning, constants)
         self.stepper = stepper = Stepper(learner, self._packed, [gradient], parts, found.learning.num_groups)
-        self._adam, self._step_after = stepper.adam, new(1)
+        self._adam, self._step_before = stepper.adam, new(1)
         self._weight = batch.weight if batch.active is None else torch.zeros_like(batch.weight)
         self._error, self._figures, self._norm = new(config.batch_size), new(len(FIGURES)), new(1)
 
@@ -125,8 +125,8 @@ class LayeredQLearner(ByKernels):
             forward.append(network.prepare_all(self._seen(batch.next_observation)))
             outputs.append(network.arrays())
         steps = stepper.prepare(
-            new(1, NUM_FIGURES), self._norm, new(1), self._adam.steps[:1], self._step_after,
-            learner.scalars["lr"].view(1),
+            new(1, NUM_FIGURES), self._norm, new(1), self._step_before, self._adam.steps,
+            learner.scalars["lr"].view(1), target=self._target if self.follows_within else None, tau=float(config.tau),
         )  # fmt: skip
         self._calls = [
             *side_by_side(forward),
@@ -169,8 +169,9 @@ class LayeredQLearner(ByKernels):
         return functions.prepare(
             "q_loss", LaunchShape(plan.num_blocks, (THREADS, 1)), biases=ours["biases"],
             target_biases=theirs["biases"], action=batch.action, reward=batch.reward, discount=batch.discount,
-            weight=self._weight, next_mask=new(1, dtype=torch.bool) if mask is None else mask, delta=ours["records"],
-            error=self._error, sums=new(plan.num_blocks * len(FIGURES)), ticket=new(1, dtype=torch.int32),
+            weight=self._weight, adam_steps=self._adam.steps, step_before=self._step_before,
+            next_mask=new(1, dtype=torch.bool) if mask is None else mask, delta=ours["records"], error=self._error,
+            sums=new(plan.num_blocks * len(FIGURES)), ticket=new(1, dtype=torch.int32),
             figures=self._figures, **{name: one.view(torch.float32) for name, one in values.items()},
         )  # fmt: skip
 
@@ -194,10 +195,7 @@ class LayeredQLearner(ByKernels):
             torch.mul(batch.weight, batch.active, out=self._weight)
         for call in self._calls:
             call()
-        self._adam.steps.copy_(self._step_after.expand_as(self._adam.steps))
         self.learner.keep_errors(self._error)
-        if self.follows_within:
-            self._follow()
         return {**dict(zip(FIGURES, self._figures.unbind(), strict=True)), "grad_norm": self._norm[0]}
 
     def follow(self) -> Figures:

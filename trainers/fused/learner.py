@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.fused.actor import group_constants
-from trainers.fused.by_layers import LayersGradient, side_by_side
+from trainers.fused.by_layers import LayersGradient
 from trainers.fused.cell import Sequences
 from trainers.fused.conv_shape import ConvShape
 from trainers.fused.convolution import ConvGradient
 from trainers.fused.gradient import NetworkGradient
+from trainers.fused.launch import side_by_side
 from trainers.fused.learning_plan import NUM_FIGURES, SUM_THREADS
 from trainers.fused.packed import KERNELS
 from trainers.fused.recurrent import RecurrentGradient

@@ -141,11 +141,14 @@ class PackedPolicy:
         """A copy of the policy has memory of its own, and is packed by itself."""
 
     def then_fold(self, call: Callable[[], None]) -> Callable[[], None]:
-        """A call that writes copies, then those of recurrent units, and those that LayerNorms are folded into."""
-        more = [network.cell.pack for network in self.networks if network.cell is not None]
-        if self.norms is not None:
-            more.append(self.norms.fold)
-        return all_of([call, *more])
+        """A call that writes copies, then those of `folds`."""
+        return all_of([call, *self.folds])
+
+    @property
+    def folds(self) -> list[Callable[[], None]]:
+        """What writes the copies of recurrent units, and those that LayerNorms are folded into."""
+        found = [network.cell.pack for network in self.networks if network.cell is not None]
+        return found if self.norms is None else [*found, self.norms.fold]
 
     @property
     def dtype(self) -> torch.dtype:

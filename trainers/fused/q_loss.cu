@@ -32,6 +32,8 @@ __device__ __forceinline__ float value_of(const float* outputs, const float* bia
 //   action       [BATCH]  what was done                                                read
 //   reward, discount, weight  [BATCH]                                                  read
 //   next_mask    [BATCH, NUM_ACTIONS]  what may be done after it, if it HAS_MASK       read
+//   adam_steps   [1 or more]                                                           read
+//   step_before  [1]  the first: the same                                              written
 //   delta        bytes of [BATCH, COLUMNS] elements: the loss's derivatives            written
 //   error        [BATCH]  distance of the Q-value from its target; 0 where the row does not count   written
 //   sums         [block, 3]  of losses, Q-values and errors                            written, read
@@ -40,56 +42,69 @@ __device__ __forceinline__ float value_of(const float* outputs, const float* bia
 extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
     const float* outputs, const float* biases, const float* next_outputs, const float* target_outputs,
     const float* target_biases, const long long* action, const float* reward, const float* discount,
-    const float* weight, const bool* next_mask, unsigned char* delta, float* error, float* sums, int* ticket,
-    float* figures)
+    const float* weight, const bool* next_mask, const float* adam_steps, float* step_before, unsigned char* delta,
+    float* error, float* sums, int* ticket, float* figures)
 {
     __shared__ float of_warp[THREADS / 32];
     __shared__ int is_last;
-    float count = 0.0f;
-    for (int row = threadIdx.x; row < BATCH; row += THREADS) count += weight[row] > 0.0f ? 1.0f : 0.0f;
-    const float number = fmaxf(over_block(count, of_warp), 1.0f);
     const long long row = global_thread();
+    if (row == 0) step_before[0] = adam_steps[0];
+    float count = 0.0f;
+    for (int i = threadIdx.x; i < BATCH; i += THREADS) count += weight[i] > 0.0f ? 1.0f : 0.0f;
+    float weighs = 0.0f;
+    int taken = 0;
+    float distance = 0.0f;
+    float q = 0.0f;
+    if (row < BATCH) {
+        weighs = weight[row];
+        taken = (int)action[row];
+        const auto chosen_by = [&](int i) {
+            return value_of(DOUBLE ? next_outputs : target_outputs, DOUBLE ? biases : target_biases, row, i);
+        };
+        int best = -1;
+        float largest = 0.0f;
+#pragma unroll 8
+        for (int i = 0; i < NUM_ACTIONS; ++i) {
+            const float value = chosen_by(i);
+            if (HAS_MASK && !next_mask[row * NUM_ACTIONS + i]) continue;
+            if (best < 0 || value > largest) {
+                best = i;
+                largest = value;
+            }
+        }
+        best = max(best, 0);  // the first, if none may be done
+        q = value_of(outputs, biases, row, taken);
+        distance = q - (reward[row] + discount[row] * value_of(target_outputs, target_biases, row, best));
+    }
+    const float number = fmaxf(over_block(count, of_warp), 1.0f);
     float sum[NUM_FIGURES] = {};
     if (row < BATCH) {
-        const float weighs = weight[row];
-        const int taken = (int)action[row];
         float slope = 0.0f;
-        error[row] = 0.0f;
+        float size = 0.0f;
         if (weighs != 0.0f) {
-            const auto chosen_by = [&](int i) {
-                return value_of(DOUBLE ? next_outputs : target_outputs, DOUBLE ? biases : target_biases, row, i);
-            };
-            int best = -1;
-            float largest = 0.0f;
-            for (int i = 0; i < NUM_ACTIONS; ++i) {
-                if (HAS_MASK && !next_mask[row * NUM_ACTIONS + i]) continue;
-                const float value = chosen_by(i);
-                if (best < 0 || value > largest) {
-                    best = i;
-                    largest = value;
-                }
-            }
-            best = max(best, 0);  // the first, if none may be done
-            const float q = value_of(outputs, biases, row, taken);
-            const float after = value_of(target_outputs, target_biases, row, best);
-            const float distance = q - (reward[row] + discount[row] * after);
-            const float size = fabsf(distance);
+            size = fabsf(distance);
             const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA;  // not so of a NaN, which stays one
             slope = !is_far ? distance : distance > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
             slope *= weighs / number;
             sum[0] = (is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size) * weighs;
             sum[1] = q;
             sum[2] = size;
-            error[row] = size;
         }
+        error[row] = size;
         Element* mine = (Element*)delta + row * COLUMNS;
         for (int i = 0; i < COLUMNS; ++i) narrow(mine[i], i == place_of_column<1>(taken) ? slope : 0.0f);
     }
 #pragma unroll
     for (int i = 0; i < NUM_FIGURES; ++i) {
         const float whole = over_block(sum[i], of_warp);
-        if (threadIdx.x == 0) sums[blockIdx.x * NUM_FIGURES + i] = whole;
+        if (threadIdx.x > 0) continue;
+        if (gridDim.x == 1) {
+            figures[i] = whole / number;
+        } else {
+            sums[blockIdx.x * NUM_FIGURES + i] = whole;
+        }
     }
+    if (gridDim.x == 1) return;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicAdd(ticket, 1) == (int)gridDim.x - 1;

@@ -66,13 +66,15 @@ class Stepper:
 
     def prepare(
         self, figures: torch.Tensor, norm: torch.Tensor, counts: torch.Tensor, step_before: torch.Tensor,
-        step_after: torch.Tensor, lr: torch.Tensor, target_kl: float = 0.0,
+        step_after: torch.Tensor, lr: torch.Tensor, target_kl: float = 0.0, target: PackedPolicy | None = None,
+        tau: float = 0.0,
     ) -> list[Call]:  # fmt: skip
         """One step, once the parts are there.
 
         Args:
             figures: [rows, NUM_FIGURES], which all ranks sum up with the gradient.
-            norm, counts, step_before, step_after, lr, target_kl: as fused_step.cu has them.
+            norm, counts, step_before, step_after, lr, target_kl, tau: as fused_step.cu has them.
+            target: a policy like this one that follows it.
         """
         learner, packed, guard = self.learner, self.packed, self.learner.guard
         name, config = learner.group.name, learner.config
@@ -107,14 +109,20 @@ class Stepper:
             square=self.adam.square,
             elements=packed.elements,
             biases=packed.biases,
+            target=norm if target is None else target.parameter,
+            target_elements=packed.elements if target is None else target.elements,
+            target_biases=norm if target is None else target.biases,
             norm=norm,
             counts=counts,
+            num_counts=step_after.numel(),
             num_groups=self._num_groups,
             num_figure_rows=len(figures),
             max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
             target_kl=target_kl,
+            follows=target is not None,
+            tau=tau,
         )
-        return [*calls, packed.then_fold(step)]
+        return [*calls, packed.then_fold(step), *(target.folds if target is not None else ())]
 
     def _reduce(self, figures: torch.Tensor) -> None:
         """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to (SafeAdam.reduce)."""

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 import trainers.fused.conv_shape
 from trainers.fused.convolution import ConvGradient
+from trainers.fused.launch import side_by_side
 from trainers.fused.packed import pack
 from trainers.fused.plan import Limits, Request, plan
 from trainers.fused.seen import Seen, Source
@@ -94,7 +95,7 @@ class Learned:
         images = torch.rand(case.num_rows + 3, case.num_agents, *case.image, generator=generator) < 0.3
         order = torch.randperm(case.num_rows + 3, generator=generator)  # of which all but the first are learned
         arrays = {"seen0": images.to(device), "order": order.int().to(device)}
-        (forward,) = gradient.prepare_before(case.num_rows, 1, arrays)
+        (forward,) = side_by_side([gradient.prepare_before(case.num_rows, 1, arrays)])
         forward()
         self.outputs = self.in_order(gradient._made.outputs[: case.num_rows].cpu().double(), case) + torch.cat(
             [exact.network.policy_head.bias, exact.network.value_head.bias]

@@ -155,10 +155,10 @@ def test_convolutions_compile(for_gpus, arch, channels):
     constants = shape.kernel_constants(row_tiles, 2, limits)
     constants |= {"FULL_PRECISION": False, "IS_TANH": False, "GROUP_SIZE": 1, "PITCH": size, "STRIDE": size, "FIRST": 0}
     for kernel in ("conv_forward", "conv_backward"):
-        constants |= {"HAS_ORDER": True, "KEEPS": True}
+        constants |= {"HAS_ORDER": True}
         file, data = KERNELS / f"{kernel}.cu", DataManager(torch.device("cpu"))
         functions = FunctionManager(data, file, constants, backend=for_gpus)
-        assert functions.signature(kernel).parameters[0].name in ("seen", "weights")
+        assert functions.signature(kernel).parameters[0].name in ("networks", "weights")
         assert constants[f"{kernel.removeprefix('conv_').upper()}_BYTES"] <= limits.shared_bytes
     assert for_gpus.compiled == ["conv_forward", "conv_backward"] and row_tiles == 2
 

@@ -169,10 +169,10 @@ def test_what_they_cannot_do_is_told(env, changed, words):
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
-def test_the_loss_compiles_for_gpus(arch, make):
+def test_the_loss_compiles_for_gpus(arch, tmp_path):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc here")
-    learner = algorithm_of(make("three layers", "fp32"))
+    learner = algorithm_of(Trainer(make_config(tmp_path, "cpu", *RUNS["three layers"])))
     learner.group.rollout.env.backend = backend = CompileOnlyBackend("auto" if arch == "sm_90a" else "nvcc", arch)
     found = plan_layered_q(learner.config, learner.group.spec, H100, "bf16", 1)
     LayeredQLearner(learner, found)

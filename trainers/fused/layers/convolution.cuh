@@ -21,7 +21,6 @@
 //   GROUP_SIZE                   agents of an env that see by this network
 //   PITCH, STRIDE, FIRST         bits from an env's to the next one's, from an agent's to the next one's; the group's first
 //   HAS_ORDER                    whether images are those of a minibatch, else all in their order
-//   KEEPS                        whether a backward pass will read the dense layer
 #pragma once
 #include "tensor_core.cuh"
 
@@ -68,7 +67,7 @@ __device__ __forceinline__ float slope(float activated)
 
 // ----------------------------------------------------------------------------------------------- images
 
-// Brings images to shared memory as bits, [ROWS][IMAGE_WORDS], and, if it KEEPS them, to memory; of rows that are none,
+// Brings images to shared memory as bits, [ROWS][IMAGE_WORDS], and, if they are kept, to memory; of rows that are none,
 // no bit is set.
 template <int ROWS>
 __device__ __forceinline__ void load_images(
@@ -94,7 +93,7 @@ __device__ __forceinline__ void load_images(
             }
         }
         bits[i] = found;
-        if (KEEPS && row < num_rows) kept[first * IMAGE_WORDS + i] = (int)found;
+        if (kept && row < num_rows) kept[first * IMAGE_WORDS + i] = (int)found;
     }
 }
 
