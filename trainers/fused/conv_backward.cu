@@ -1,5 +1,8 @@
 // From the deltas of the outputs to the gradient of all weights, in one launch: see layers/convolution.cuh, which lists
 // the constants. A warp has a place of the convolution, and goes through its block's share of the images there.
+//
+// Constants besides:
+//   BACK_TILES  16 images each, which a block has at once
 #include "layers/convolution.cuh"
 
 constexpr int STAGE_TILES = 4;                          // of the dense layer's gradient, that are staged at once

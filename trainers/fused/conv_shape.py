@@ -22,8 +22,8 @@ SUM_BYTES = 2 * WARPS * 16 * 4
 """Of shared memory: two sums over 16 rows, of each warp."""
 MOST_STAGES = 4
 """See ConvShape.num_stages."""
-BACK_TILES = 4
-"""Of 16 samples, which a block that goes back has at once."""
+BACK_TILES = (4, 2, 1)
+"""Of 16 samples, which a block that goes back has at once: the first with which half of the multiprocessors work."""
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,23 @@ class ConvShape(LayersShape):
             (place_in_record(out, 1) * dense + hidden, outputs * dense + dense + out_bias),
         ]
 
+    def back_tiles(self, num_rows: int, limits: Limits) -> int:
+        """Of 16 of so many samples, which a block that goes back has at once."""
+        for tiles in BACK_TILES:
+            if 2 * -(-num_rows // (16 * tiles)) * (self.num_groups + 1) >= limits.num_multiprocessors:
+                break
+        return tiles
+
     def num_splits(self, num_rows: int, limits: Limits) -> int:
         """Shares of so many samples, for each of which there is a part of the gradient: as few as take no longer."""
-        pieces, most = -(-num_rows // (16 * BACK_TILES)), max(1, limits.num_multiprocessors // (self.num_groups + 1))
+        pieces = -(-num_rows // (16 * self.back_tiles(num_rows, limits)))
+        most = max(1, limits.num_multiprocessors // (self.num_groups + 1))
         return -(-pieces // -(-pieces // most))
 
     # --------------------------------------------------------------------------------------- kernels
 
     def kernel_constants(self, row_tiles: int, element_bytes: int, limits: Limits) -> dict[str, Constant]:
+        """Of conv_forward.cu."""
         stages = self.num_stages(element_bytes, limits)
         return {
             "HEIGHT": self.image.height,
@@ -174,12 +183,14 @@ class ConvShape(LayersShape):
             "NORMS": self.norms_hidden,
             "NORM_EPS": NORM_EPS,
             "ROW_TILES": row_tiles,
-            "BACK_TILES": BACK_TILES,
             "WARPS": WARPS,
             "STAGES": stages,
             "FORWARD_BYTES": self.forward_bytes(row_tiles, element_bytes, stages),
-            "BACKWARD_BYTES": self.backward_bytes(element_bytes),
         }
+
+    def backward_constants(self, back_tiles: int, element_bytes: int) -> dict[str, Constant]:
+        """What conv_backward.cu has besides."""
+        return {"BACK_TILES": back_tiles, "BACKWARD_BYTES": self.backward_bytes(element_bytes, back_tiles)}
 
     @property
     def image_bytes(self) -> int:
@@ -196,13 +207,13 @@ class ConvShape(LayersShape):
         first = WARPS * max(stages * FILTERS * dense * element_bytes, 16 * (dense + 4) * 4)
         return first + 16 * (dense + 8) * element_bytes + 16 * row_tiles * self.image_bytes + SUM_BYTES
 
-    def backward_bytes(self, element_bytes: int) -> int:
+    def backward_bytes(self, element_bytes: int, back_tiles: int = BACK_TILES[0]) -> int:
         """Of one that goes back."""
         dense = self.padded[1][0]
         first = WARPS * max(FILTERS * dense * element_bytes, 4 * self.sizes_of_parts[1])
         stage = 4 * STAGE_TILES * 16 * (FILTERS * (WARPS + 4) + 1)
-        rows = BACK_TILES * 16 * (dense + 8) + WARPS * 2 * 16 * 24
-        return max(first, stage) + rows * element_bytes + BACK_TILES * 16 * self.image_bytes + SUM_BYTES
+        rows = back_tiles * 16 * (dense + 8) + WARPS * 2 * 16 * 24
+        return max(first, stage) + rows * element_bytes + back_tiles * 16 * self.image_bytes + SUM_BYTES
 
 
 def with_image(shape: Shape, image: Image) -> ConvShape:

@@ -25,7 +25,8 @@ class ConvNetwork:
     Args:
         num_rows: whose outputs it has room for.
         memory: bytes, as many as ConvShape.row_bytes says.
-        learns: whether the dense layer is kept for a backward pass.
+        back_tiles: of 16 rows, which a block of a backward pass has at once; 0: there is none, and the dense layer is
+            not kept for it.
         constants: of the group, as the kernels `act` and `learn` have them.
     """
 
@@ -35,13 +36,14 @@ class ConvNetwork:
         network: PackedNetwork,
         num_rows: int,
         memory: torch.Tensor,
-        learns: bool,
+        back_tiles: int,
         constants: Mapping[str, Constant],
     ) -> None:
         self.packed, self.network = packed, network
         self.shape: ConvShape = network.shape
         size, (outputs, dense) = packed.plan.element_bytes, self.shape.padded[-1]
-        self._memory, kept, norms = memory, num_rows * learns, num_rows * (learns and self.shape.norms_hidden)
+        self._memory, kept, self._back_tiles = memory, num_rows * (back_tiles > 0), back_tiles
+        norms = kept * self.shape.norms_hidden
         self.outputs = self._take(4 * num_rows * outputs).view(torch.float32).view(num_rows, outputs)
         self._scale = self._take(4 * norms).view(torch.float32)
         self._bits = self._take(kept * self.shape.image_bytes).view(torch.int32)
@@ -60,10 +62,12 @@ class ConvNetwork:
             "HAS_ORDER": constants["HAS_ORDER"],
         }
         self.forward = self._compile("conv_forward.cu")
-        self._backward = self._compile("conv_backward.cu") if learns else None
+        self._backward = None
+        if back_tiles:
+            self._backward = self._compile("conv_backward.cu", self.shape.backward_constants(back_tiles, size))
 
-    def _compile(self, file: str) -> FunctionManager:
-        return FunctionManager(None, KERNELS / file, self.constants, backend=self.packed.backend)
+    def _compile(self, file: str, more: Mapping[str, Constant] | None = None) -> FunctionManager:
+        return FunctionManager(None, KERNELS / file, {**self.constants, **(more or {})}, backend=self.packed.backend)
 
     def _take(self, size: int) -> torch.Tensor:
         """The next of the memory."""
@@ -92,7 +96,8 @@ class ConvNetwork:
         """The gradient out of `delta`, of the rows that went forward last, to the parts `of_dense`, `of_filters` and
         `of_outputs`."""
         num_blocks = num_splits * (self.shape.num_groups + 1)
-        shape = LaunchShape(num_blocks, (32 * WARPS, 1), self.shape.backward_bytes(self.packed.plan.element_bytes))
+        size = self.packed.plan.element_bytes
+        shape = LaunchShape(num_blocks, (32 * WARPS, 1), self.shape.backward_bytes(size, self._back_tiles))
         given = {**self.kept(), **parts, "delta": self.delta, "num_splits": num_splits, "num_rows": num_rows}
         return self._backward.prepare("conv_backward", shape, **given)
 
@@ -121,8 +126,8 @@ class ImagesLaunch(Launch):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        rows = self.first_row, self.num_rows, self.order.data_ptr()
-        return *rows, *self.made.constants.items()
+        order = self.order.data_ptr() if self.made.constants["HAS_ORDER"] else 0
+        return self.first_row, self.num_rows, order, *self.made.constants.items()
 
     @property
     def addresses(self) -> tuple[int, ...]:
@@ -164,8 +169,8 @@ class ConvGradient(NetworkGradient):
 
     def prepare(self, packed: PackedPolicy, learning: LearningPlan, constants: Mapping[str, Constant]) -> None:
         self._num_splits = self.plan.num_parts // learning.num_chunks
-        rows = self.plan.record_rows
-        self._made = ConvNetwork(packed, self.network, rows, self.records, True, constants)
+        rows, back_tiles = self.plan.record_rows, self.plan.shape.back_tiles(learning.chunk, packed.plan.limits)
+        self._made = ConvNetwork(packed, self.network, rows, self.records, back_tiles, constants)
 
     def places(self) -> list[Places]:
         starts = [region.storage_offset() - self.parts.storage_offset() for region in self._regions.values()]

@@ -153,7 +153,7 @@ def test_outputs_and_gradient_are_torchs(name, precision, backend, monkeypatch):
     case = {**CASES, **OF_GPUS}[name]
     if backend.name == "cpu" and (name in OF_GPUS or (precision == BF16 and case.num_agents == 1)):
         pytest.skip("a CPU, where lanes exchange what tensor cores multiply, takes long")
-    monkeypatch.setattr(trainers.fused.conv_shape, "BACK_TILES", 4 if name in OF_GPUS else 2)
+    monkeypatch.setattr(trainers.fused.conv_shape, "BACK_TILES", (4,) if name in OF_GPUS else (2,))
     found = Learned(case, backend, precision)
     assert found.num_splits == {"a word a row, two shares": 2, "minatar": 12}.get(name, 1)
     tolerance = 1e-5 if precision == FULL else 2e-2

@@ -155,7 +155,7 @@ def test_convolutions_compile(for_gpus, arch, channels):
     constants = shape.kernel_constants(row_tiles, 2, limits)
     constants |= {"FULL_PRECISION": False, "IS_TANH": False, "GROUP_SIZE": 1, "PITCH": size, "STRIDE": size, "FIRST": 0}
     for kernel in ("conv_forward", "conv_backward"):
-        constants |= {"HAS_ORDER": True}
+        constants |= {"HAS_ORDER": True, **shape.backward_constants(4, 2)}
         file, data = KERNELS / f"{kernel}.cu", DataManager(torch.device("cpu"))
         functions = FunctionManager(data, file, constants, backend=for_gpus)
         assert functions.signature(kernel).parameters[0].name in ("networks", "weights")

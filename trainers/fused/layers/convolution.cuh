@@ -15,7 +15,7 @@
 //   IS_TANH                      the activation: tanh, or else the positive part
 //   NORMS, NORM_EPS              whether a LayerNorm stands before each activation, of the convolution over the filters
 //                                of a place; added to the variance
-//   ROW_TILES, BACK_TILES        16 images each, which a block of conv_forward has, and one of conv_backward at once
+//   ROW_TILES                    16 images each, which a block of conv_forward has
 //   WARPS                        of a block
 //   STAGES                       places whose weights a warp of conv_forward has, or waits for, at once
 //   GROUP_SIZE                   agents of an env that see by this network
