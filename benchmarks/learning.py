@@ -135,7 +135,7 @@ TASKS = {
     "minatar_space_invaders": Task("minatar_space_invaders.yaml", at_least=131),
     "minatar_freeway": Task("minatar_freeway.yaml", at_least=58),
     "minatar_seaquest": Task("minatar_seaquest.yaml"),
-    "minatar_breakout_dqn": Task("minatar_breakout_dqn.yaml"),
+    "minatar_breakout_dqn": Task("minatar_breakout_dqn.yaml", at_least=28),
     "tag_gridworld": Task("tag_gridworld_ppo.yaml", num_episodes=500, crosses=True),
     "tag_continuous": Task("tag_continuous_ppo.yaml", num_episodes=500, crosses=True),
 }
