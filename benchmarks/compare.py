@@ -138,6 +138,7 @@ ROWS = (
         ("Q4", "seconds"),
         config="cartpole_dqn.yaml",
     ),
+    _updated("Q7", "DQN of MinAtar Breakout, 16 3x3 and 128, 10 envs, 100 at once, an update an env step", 1e6 / 15),
     _trained("Q6_128", _MINATAR.format(128), RATE, 3e6),
     _trained("Q6_4096", _MINATAR.format(4096), RATE, 30e6),
     _updated("Q8_256", _SAC.format("256", "an update"), 40_000),
