@@ -74,6 +74,8 @@ class Algorithm:
     """Keys of its config that may be schedules, in env steps."""
     path: str = "torch"
     """What does the work: "fused" kernels, or "torch"."""
+    by_kernels: str | None = None
+    """What fused kernels do of it where it is torch's, in words."""
     shares_nothing: bool = False
     """Whether other policies may learn at the same time: torch's products share memory of the matrix library, and ranks
     must agree on who sums first."""

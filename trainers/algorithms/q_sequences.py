@@ -121,7 +121,8 @@ class QSequences(QReplay):
         from trainers.fused.walk import walk_by_kernels
 
         super().__init__(config, group, guard, seed)
-        walk_by_kernels(self)
+        if walk_by_kernels(self):
+            self.by_kernels = "through sequences"
 
     @classmethod
     def actor(cls, policy: Policy, spec: GroupSpec, stage: Stage) -> EpsilonGreedyActor:

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from trainers.algorithms.q_replay import QReplay
 
 
-def walk_by_kernels(learner: QReplay) -> None:
-    """Lets the kernels go through sequences for the networks that a learner learns by, where they can."""
-    stage = learner.group.actor.stage
+def walk_by_kernels(learner: QReplay) -> bool:
+    """Lets the kernels go through sequences for the networks that a learner learns by; whether they can for any."""
+    stage, is_any = learner.group.actor.stage, False
     if why_not_here(stage.limits, stage.precision) is not None:
-        return
+        return False
     element_bytes = 4 if stage.precision == fused.FULL_PRECISION else 2
     walk = Walk(learner.group.rollout.env.backend, stage.limits, element_bytes)
     for module in (*learner.learned.modules(), *learner.target.modules()):
         if isinstance(module, GRU) and not why_no_cell(module.cell.hidden_size, stage.limits, element_bytes):
-            module.walk = walk
+            module.walk, is_any = walk, True
+    return is_any
 
 
 class Walk:

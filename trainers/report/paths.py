@@ -29,4 +29,6 @@ def _told(trainer: Trainer, name: str) -> str:
         in_torch = f"torch learns in {actor.stage.told_of_torch(actor.policy)}"
         learns = {"fused": f"fused kernels learn in {trainer.precision}", "torch": in_torch}
         found += ", " + learns.get(algorithm.path, f"{algorithm.path} learns")
+    if algorithm is not None and algorithm.by_kernels is not None:
+        found += f", {algorithm.by_kernels} by fused kernels"
     return found if actor.why is None else f"{found}: {actor.why}"

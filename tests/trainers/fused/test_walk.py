@@ -12,6 +12,7 @@ from trainers.fused.limits import Limits
 from trainers.fused.of_replay import why_not_here
 from trainers.fused.walk import Walk
 from trainers.networks.gru import walk_by_steps
+from trainers.report.paths import told_paths
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
@@ -107,6 +108,7 @@ def test_learner_goes_through_its_sequences_by_kernels(tmp_path, device, monkeyp
         (learner,) = trainer.algorithms.values()
         walks = {type(one.walk).__name__ for one in learner.learned.modules() if hasattr(one, "walk")}
         assert walks == {"function" if precision == "tf32" else "Walk"}
+        assert (", through sequences by fused kernels" in told_paths(trainer)[0]) == (precision != "tf32")
     ours, theirs = (
         torch.cat([one.flatten() for one in run.algorithms["agent"].learned.parameters()]) for run in runs.values()
     )

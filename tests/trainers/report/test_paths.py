@@ -28,7 +28,8 @@ def trainer_of(precision: str = "bf16", **actors: SimpleNamespace) -> SimpleName
     for actor in actors.values():
         actor.stage = Stage(torch.device("cuda"), Limits.of_device("cuda"), precision)
     rollout = SimpleNamespace(groups={name: SimpleNamespace(actor=actor) for name, actor in actors.items()})
-    algorithms = {name: SimpleNamespace(path=actor.path) for name, actor in actors.items() if name != "runner"}
+    who = {name: actor for name, actor in actors.items() if name != "runner"}
+    algorithms = {name: SimpleNamespace(path=actor.path, by_kernels=None) for name, actor in who.items()}
     return SimpleNamespace(rollout=rollout, algorithms=algorithms, precision=precision)
 
 
@@ -65,6 +66,13 @@ def test_a_line_a_policy_says_who_plays_and_learns_and_why(name, path, why, prec
 def test_who_learns_is_told_beside_who_plays_where_it_is_another(plays, learns, line):
     trainer = trainer_of(a=actor_of(plays, None))
     trainer.algorithms["a"].path = learns
+    assert told_paths(trainer) == [line]
+
+
+def test_what_kernels_do_for_torch_is_told_before_why_they_do_no_more():
+    trainer = trainer_of(a=actor_of("torch", "it remembers"))
+    trainer.algorithms["a"].by_kernels = "through sequences"
+    line = "policy a: torch plays and learns in tf32, through sequences by fused kernels: it remembers"
     assert told_paths(trainer) == [line]
 
 
