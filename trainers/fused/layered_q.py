@@ -63,8 +63,7 @@ class LayeredQ:
 
 def plan_of_player(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> fused.Plan | str:
     """How fused kernels play for such a network; or in words why they do not."""
-    in_tf32 = "in bf16 it learns less surely, and the fused kernels are in bf16; trainer.precision=bf16 asks for them"
-    if why := why_not_here(limits, precision, in_tf32 if config.needs_tf32 else None):
+    if why := why_not_here(limits, precision):
         return why
     for key in ("dueling", "noisy", "epsilon_per_env"):
         if getattr(config, key):
@@ -93,11 +92,8 @@ def plan_layered_q(
 
 
 class LayeredQLearner(ByKernels):
-    """Updates of a Q-network: what was drawn goes through it and the target network, and the gradient back.
-
-    The network's parameters and the target network's become views of one piece of memory each, and so does Adam's
-    memory.
-    """
+    """Updates of a Q-network: what was drawn goes through it and the target network, and the gradient back. Parameters
+    of both, and Adam's memory, become views of one piece of memory each."""
 
     learner: DQN
 
