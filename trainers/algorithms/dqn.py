@@ -135,14 +135,11 @@ class DQN(QReplay):
         return find_q_actor(policy, spec, stage) if cls is DQN else super().actor(policy, spec, stage)
 
     @classmethod
-    def num_bytes(cls, config: DQNConfig, actor: Actor, num_steps: int, num_envs: int, device: str) -> dict[str, int]:
+    def bytes_of_kernel(cls, config: DQNConfig, actor: Actor) -> int | None:
         from trainers.fused.of_replay import bytes_of_learner
         from trainers.fused.q_learner import plan_q
-        from trainers.run.num_bytes import WORK
 
-        found = super().num_bytes(config, actor, num_steps, num_envs, device)
-        of_kernel = bytes_of_learner(plan_q, config, actor) if cls is DQN else None
-        return found if of_kernel is None else {**found, "kernel": of_kernel, WORK: 0}
+        return bytes_of_learner(plan_q, config, actor) if cls is DQN else None
 
     @classmethod
     def num_atoms(cls, config: DQNConfig) -> int:

@@ -175,12 +175,15 @@ class QReplay(OffPolicy):
         policy = actor.policy
         with torch.device("meta"):
             learned = cls.learned_with(policy, config, actor.spec, None)
-        network, target = runnable(learned), runnable(learned)
-        with Counted() as counted:
-            batch = cls.blank_batch(config, actor)
-            found = cls.losses_of_update(network, target, batch, config, torch.Generator())
-            counted.backward(found.loss.sum())
-        more, work = {}, counted.most_of(config.batch_size)
+        network, target, of_kernel = runnable(learned), runnable(learned), cls.bytes_of_kernel(config, actor)
+        if of_kernel is None:
+            with Counted() as counted:
+                batch = cls.blank_batch(config, actor)
+                found = cls.losses_of_update(network, target, batch, config, torch.Generator())
+                counted.backward(found.loss.sum())
+            more, work = {}, counted.most_of(config.batch_size)
+        else:
+            more, work = {"kernel": of_kernel}, 0
         if config.initial_priority == "error":
             from trainers.replay.rated import bytes_of_rated
 
@@ -188,7 +191,7 @@ class QReplay(OffPolicy):
             number = num_steps * num_envs * (1 if window.axis == "env" else actor.spec.num_agents)
             with Counted() as counted, torch.no_grad():
                 cls.losses_of(network, target, cls.blank_batch(config, actor), config, torch.Generator())
-            more, work = {"rated": bytes_of_rated(window, layout, number)}, max(work, counted.most_of(number))
+            more["rated"], work = bytes_of_rated(window, layout, number), max(work, counted.most_of(number))
         return {
             **super().num_bytes(config, actor, num_steps, num_envs, device),
             **more,
@@ -197,6 +200,11 @@ class QReplay(OffPolicy):
             "optimiser": 2 * bytes_of(learned, buffers=False),
             WORK: work,
         }
+
+    @classmethod
+    def bytes_of_kernel(cls, config: QReplayConfig, actor: Actor) -> int | None:
+        """What kernels that make its updates take; None where it makes them itself."""
+        return None
 
     def state(self) -> State:
         return {

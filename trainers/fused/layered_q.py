@@ -44,12 +44,14 @@ class LayeredQ:
     policy: fused.Plan
     learning: LearningPlan
     double: bool
+    packs: bool
+    """Whether the policy is packed for them alone, as torch plays."""
 
     @property
     def num_bytes(self) -> int:
         """Of the device's memory that a learner takes besides what is the algorithm's, and what its actor has."""
         plan, batch, (shape,) = self.policy, self.learning.size, self.policy.shapes
-        packed = plan.bytes_of_playing(batch)["packed parameters"]
+        packed = (1 + self.packs) * plan.bytes_of_playing(batch)["packed parameters"]
         outputs = (2 if self.double else 1) * plan.bytes_of_rows(shape, batch)
         parts = self.learning.num_bytes
         made = sum(parts[name] for name in ("records", "parts of the gradient", "gradient"))
@@ -62,33 +64,39 @@ class LayeredQ:
 
 
 def plan_of_player(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> fused.Plan | str:
-    """How fused kernels play for such a network; or in words why they do not."""
+    """How fused kernels play for a Q-network; or in words why they do not."""
+    if config.epsilon_per_env:
+        return "the kernels that play for such a network know no epsilon_per_env"
+    return _plan_network(config, spec, limits, precision)
+
+
+def _plan_network(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> fused.Plan | str:
     if why := why_not_here(limits, precision):
         return why
-    for key in ("dueling", "noisy", "epsilon_per_env"):
+    for key in ("dueling", "noisy"):
         if getattr(config, key):
-            return f"the kernels that play know no {key}"
+            return f"the kernel of Q-learning knows no {key}"
     return fused.plan(fused.Request.of(config, spec), limits, precision)
 
 
 def plan_layered_q(
     config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int
-) -> LayeredQ | str:
-    """How the kernels make a learner's updates; or in words why they cannot."""
-    found = plan_of_player(config, spec, limits, precision)
+) -> LayeredQ | str | None:
+    """How the kernels make a learner's updates; or in words why they cannot; None if its layers stay on the chip."""
+    found = _plan_network(config, spec, limits, precision)
     if isinstance(found, str):
         return found
     (shape,) = found.shapes
     if not isinstance(shape, LayersShape):
-        return "its network's layers do not go through memory"
+        return None
     if num_ranks > 1:
-        return "the kernels of Q-learning are of one GPU"
+        return "the kernel of Q-learning is of one GPU"
     if config.agent_id:
-        return "the kernels of Q-learning know no agent_id"
+        return "the kernel of Q-learning knows no agent_id"
     learning = found.learning(config.batch_size, 1, 1)
     if learning.num_chunks > 1:
         return f"a batch of {config.batch_size:,} is more than the {learning.chunk:,} that go through it at once"
-    return LayeredQ(found, learning, config.double)
+    return LayeredQ(found, learning, config.double, packs=config.epsilon_per_env)
 
 
 class LayeredQLearner(ByKernels):

@@ -80,7 +80,8 @@ def find_learner(learner: OffPolicy, plan: Callable[..., Any], kind_of: Callable
     stage = actor.stage
     found = plan(learner.config, actor.spec, stage.limits, stage.precision, learner.world.size)
     if isinstance(found, str):
-        actor.why = actor.why or found
+        # What plays by kernels says what it might do faster; that nothing learns by them is more.
+        actor.why = found if actor.path == "fused" else actor.why or found
         return learner
     return kind_of(found)(learner, found)
 

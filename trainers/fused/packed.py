@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -136,9 +135,6 @@ class PackedPolicy:
         )
         self.pack = self.then_fold(pack)
         """Brings the copies up to date, after somebody else changed the parameters."""
-
-    def __deepcopy__(self, _: dict[int, Any]) -> None:
-        """A copy of the policy has memory of its own, and is packed by itself."""
 
     def then_fold(self, call: Callable[[], None]) -> Callable[[], None]:
         """A call that writes copies, then those of `folds`."""

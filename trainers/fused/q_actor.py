@@ -23,8 +23,6 @@ from trainers.fused.player import FusedPlayer
 from trainers.fused.q_learner import KERNEL, layers_of, why_not, widths_of
 from trainers.fused.q_shape import QShape
 from trainers.fused.with_envs import SHARED_BYTES, compile_with_envs, envs_of_block
-from trainers.networks import find_network
-from trainers.networks.mlp import MLP
 from trainers.networks.policy import Policy
 from warpdrive.backends.ahead import this_or
 from warpdrive.backends.base import LaunchShape
@@ -44,13 +42,12 @@ THREADS = 512
 def find_q_actor(policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
     """Who plays for a Q-network: one launch with its choice; the kernels that play for other networks; or torch."""
     by_block = FusedQActor(policy, spec, stage)
-    why = by_block.fit(1)
-    if not isinstance(why, str):
+    if not isinstance(by_block.fit(1), str):
         return by_block
     found = plan_of_player(policy.config, spec, stage.limits, stage.precision)
     if not isinstance(found, str):
         return FusedPlayer(policy, spec, stage, found)
-    by_block.why = why if find_network(policy.config.model.type) is MLP else found
+    by_block.why = found
     return by_block
 
 

@@ -22,8 +22,6 @@ from trainers.fused.shape import to_tiles
 from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
 from trainers.fused.with_envs import compile_with_envs, envs_of_block
 from trainers.learning.adam_kernels import AdamMemory
-from trainers.networks import find_network
-from trainers.networks.mlp import MLP
 from trainers.networks.policy import inputs_of
 from trainers.replay.kernel_text import HERE as REPLAY
 from trainers.replay.selectors import Prioritized
@@ -52,9 +50,7 @@ def plan_q(
     found = _plan_small(config, spec, limits, precision, num_ranks)
     if not isinstance(found, str) or config.updates_in_rollouts:
         return found
-    layered = plan_layered_q(config, spec, limits, precision, num_ranks)
-    is_told = isinstance(layered, str) and find_network(config.model.type) is MLP
-    return found if is_told else layered
+    return plan_layered_q(config, spec, limits, precision, num_ranks) or found
 
 
 def _plan_small(
@@ -66,9 +62,10 @@ def _plan_small(
     if num_ranks > 1:
         return "the kernel of Q-learning is of one GPU"
     sizes = widths_of(config, spec), config.batch_size, limits, 2 if precision == "bf16" else 4
-    is_plain = why_not_plain(config, spec, KERNEL) is None
+    why = why_not_plain(config, spec, KERNEL)
+    is_plain = why is None
     if config.updates_in_rollouts:
-        return fit_alone(*sizes)
+        return why or fit_alone(*sizes)
     is_drawn_evenly = is_plain and not (config.tiers or config.hindsight or config.prioritized)
     if is_drawn_evenly and limits.capability is not None and limits.num_multiprocessors == 1:
         alone = fit_alone(*sizes)

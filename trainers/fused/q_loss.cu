@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
         float size = 0.0f;
         if (weighs != 0.0f) {
             size = fabsf(distance);
-            const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA;  // not so of a NaN, which stays one
+            const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA && isfinite(size);  // else it is told
             slope = !is_far ? distance : distance > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
             slope *= weighs / number;
             sum[0] = (is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size) * weighs;

@@ -103,7 +103,7 @@ __device__ __forceinline__ void judge_row(Shared& shared, int row)
     const float error = q - (shared.reward[row] + shared.discount[row] * after[best]);
     const float size = fabsf(error);
     const float weight = shared.item_weight[row];
-    const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA;  // not so of a NaN, which stays one
+    const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA && isfinite(size);  // else it is told
     const float slope = !is_far ? error : error > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
     const float loss = is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size;
     const bool counts = weight > 0.0f;

@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
         const float q = shared.q[row * CRITIC_OUTPUTS + taken];
         const float distance = q - (reward[first + row] + discount[first + row] * after[best]);
         const float size = fabsf(distance);
-        const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA;  // not so of a NaN, which stays one
+        const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA && isfinite(size);  // else it is told
         const float slope = !is_far ? distance : distance > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
         loss += (is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size) * weighs;
         q_sum += q;

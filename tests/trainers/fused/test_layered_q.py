@@ -130,8 +130,10 @@ def test_a_run_resumes_bit_for_bit(name, make, device):
     assert all(torch.equal(ours[key], theirs[key]) for key in ours) and len(ours) > 20
 
 
-@pytest.mark.parametrize("name", ["images, LayerNorms", "three layers"])
-def test_a_nan_is_told_as_on_the_torch_path_and_changes_nothing(name, make):
+@pytest.mark.parametrize(
+    ("name", "bad"), [("images, LayerNorms", torch.nan), ("three layers", torch.nan), ("three layers", torch.inf)]
+)
+def test_what_is_not_finite_is_told_as_on_the_torch_path_and_changes_nothing(name, bad, make):
     told = []
     for precision in ("fp32", plan.FULL_PRECISION):
         trainer = make(name, precision)
@@ -139,7 +141,7 @@ def test_a_nan_is_told_as_on_the_torch_path_and_changes_nothing(name, make):
             trainer.iterate()
         learner = algorithm_of(trainer)
         with torch.no_grad():
-            next(learner.target.parameters()).fill_(torch.nan)
+            list(learner.target.parameters())[-1].fill_(bad)
         before = [one.clone() for one in (*learner.policy.parameters(), *learner.optimizer.tensors().values())]
         trainer.iterate()
         after = [*learner.policy.parameters(), *learner.optimizer.tensors().values()]
@@ -154,10 +156,11 @@ def test_a_nan_is_told_as_on_the_torch_path_and_changes_nothing(name, make):
     ("env", "changed", "words"),
     [
         ("minatar_breakout", {"model": ModelConfig(type="cnn", conv="nature")}, "those of model.conv: nature, and"),
-        ("minatar_breakout", {"model": ModelConfig(type="cnn", conv="minatar"), "noisy": True}, "know no noisy"),
-        ("cartpole", {"model": ModelConfig(fc_dims=(64, 64, 64)), "agent_id": True}, "has one or two hidden layers"),
+        ("minatar_breakout", {"model": ModelConfig(type="cnn", conv="minatar"), "noisy": True}, "knows no noisy"),
+        ("cartpole", {"model": ModelConfig(fc_dims=(64, 64, 64)), "agent_id": True}, "knows no agent_id"),
+        ("cartpole", {"model": ModelConfig(fc_dims=(64, 4096)), "batch_size": 4096}, "is more than the 1,024 that"),
         ("minatar_breakout", {"model": ModelConfig(type="cnn", conv="minatar")}, None),
-        ("cartpole", {"model": ModelConfig(fc_dims=(64, 64, 64))}, None),
+        ("cartpole", {"model": ModelConfig(fc_dims=(64, 64, 64)), "epsilon_per_env": True}, None),
         ("cartpole", {"model": ModelConfig(fc_dims=(4096, 4096))}, None),
     ],
 )

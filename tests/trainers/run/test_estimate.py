@@ -140,6 +140,7 @@ def test_it_sums_nothing_over_ranks_whose_hosts_have_no_sums(tmp_path, monkeypat
     assert estimate(config_of(tmp_path, "simple_spread", 4, {"shared": {"algorithm": "MAPPO", **NORMS}})).total > 0
 
 
+RATES = {"prioritized": True, "initial_priority": "error", "epsilon": 0.4, "epsilon_per_env": True}
 MINATAR = {"type": "cnn", "conv": "minatar", "layer_norm": "hidden"}
 FUSED = {
     "PPO": ("tag_gridworld", {"tagger": {"algorithm": "PPO", "model": {"fc_dims": [128, 128]}}, "runner": {}}),
@@ -147,6 +148,7 @@ FUSED = {
     "wide DQN": ("cartpole", {"shared": DQN | {"buffer_size": 4000, "model": {"fc_dims": [256, 256]}}}),
     "deep DQN": ("cartpole", {"shared": DQN | {"buffer_size": 4000, "model": {"fc_dims": [64, 64, 64]}}}),
     "DQN of images": ("minatar_breakout", {"shared": DQN | {"buffer_size": 4000, "model": MINATAR}}),
+    "DQN that rates": ("cartpole", {"shared": DQN | RATES | {"buffer_size": 4000, "model": {"fc_dims": [64] * 3}}}),
     "SAC": ("pendulum", {"shared": DQN | {"algorithm": "SAC", "batch_size": 1000, "buffer_size": 4000}}),
     "TD3": ("pendulum", {"shared": DQN | {"algorithm": "TD3", "batch_size": 1000, "buffer_size": 4000}}),
 }
