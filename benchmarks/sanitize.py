@@ -88,6 +88,8 @@ RUNS = {
     "dqn_in_rollouts": (
         "cartpole_dqn.yaml", replayed(updates_in_rollouts="true", **{"model.fc_dims": "[120, 84]"}),
     ),
+    "dqn_images": ("minatar_breakout_dqn.yaml", replayed(target_update_freq="2")),
+    "dqn_layers": ("cartpole_dqn.yaml", replayed(**{"model.fc_dims": "[24, 16, 12]", "model.layer_norm": "all"})),
     "sac": ("pendulum_sac.yaml", replayed(n_step="3")),
     "td3": ("pendulum_td3.yaml", {**replayed(prioritized="true", policy_delay="1"), "trainer.precision": "bf16"}),
     "sequences": ("memory_len_r2d2.yaml", replayed(
