@@ -102,7 +102,7 @@ class FusedPlayers(Actor):
         self._entropy = {group.name: torch.zeros(self._rows(group), device=env.device) for group in self.groups}
         self._acting = [(group, network) for group in self.groups for network in group.policy.packed.networks]
         self._layers = {  # of networks that go through memory
-            id(network): self._make_layers(group, network)
+            id(network): network_of_rows(group.policy.packed, network, self._rows(group), group_constants(group))
             for group, network in self._acting
             if isinstance(network.shape, LayersShape)
         }
@@ -202,11 +202,6 @@ class FusedPlayers(Actor):
                 whole |= layers.arrays()
             given |= {f"{name}_{number}": array for name, array in whole.items()}
         return [*side_by_side(before), functions.prepare("act", launch_shape, **given)]
-
-    def _make_layers(
-        self, group: GroupRollout, network: PackedNetwork
-    ) -> LayersNetwork | RecurrentNetwork | ConvNetwork:
-        return network_of_rows(group.policy.packed, network, self._rows(group), group_constants(group))
 
     def _rows(self, group: GroupRollout) -> int:
         return self.rollout.env.num_envs * len(group.agents)

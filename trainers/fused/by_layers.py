@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from trainers.acting.actor import Call
 from trainers.fused import gradient
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.launch import Launch
@@ -24,7 +25,6 @@ from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
 
-Call = Callable[[], None]
 THREADS, COLUMNS = 256, 8
 """Of a block of the kernels of by_layers.cu; columns of a thread."""
 BLOCKS_AT_ONCE = 8

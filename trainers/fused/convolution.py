@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainers.acting.actor import Call
 from trainers.fused.conv_shape import FILTERS, ConvShape
 from trainers.fused.gradient import NetworkGradient, Places
-from trainers.fused.launch import Call, Launch
+from trainers.fused.launch import Launch
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import WARPS

@@ -123,9 +123,6 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float old_square = is_one ? square[i] : 0.0f;
     const int place = is_one ? weight_place[i] : 0;
     const float old_target = is_one && follows ? target[i] : 0.0f;
-    const float rate = is_one ? lr[is_critic[i] ? 1 : 0] : 0.0f;
-    const float steps = step_before[0];
-    const bool was_found = first_loss[0] != NOTHING_FOUND || first_name[0] != NOTHING_FOUND;
     __shared__ float kl_part[STEP_THREADS];
     float sum = 0.0f;
     for (int k = threadIdx.x; k < num_groups; k += STEP_THREADS) sum += squares[k];
@@ -147,15 +144,16 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     __syncthreads();
     const float length = sqrtf(part[0]);
     // Flags only rise, and what raises them is there before the launch: every block decides alike, whoever is first.
-    const bool is_bad = was_found || !isfinite(length);
+    const bool is_bad = first_loss[0] != NOTHING_FOUND || first_name[0] != NOTHING_FOUND || !isfinite(length);
     const bool is_far = target_kl > 0.0f && kl_part[0] > target_kl;
     const bool skips = is_bad || is_far || was_halted != 0.0f || was_stopped != 0.0f;
-    const float step = steps + (skips ? 0.0f : 1.0f);
+    const float step = step_before[0] + (skips ? 0.0f : 1.0f);
     if (i == 0) {
         norm[0] = length;
         counts[0] = was_stopped != 0.0f ? 0.0f : 1.0f;
         for (int k = 0; k < num_counts; ++k) step_after[k] = step;
-        if (was_halted == 0.0f && !was_found && !isfinite(length)) first_name[0] = 0;  // too long, though no part is
+        const bool is_first = was_halted == 0.0f && first_loss[0] == NOTHING_FOUND && first_name[0] == NOTHING_FOUND;
+        if (is_first && !isfinite(length)) first_name[0] = 0;  // too long, though no part is
         if (is_bad) halted[0] = run_halted[0] = 1.0f;
         if (is_far) stopped[0] = 1.0f;
     }
@@ -169,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
         const float mean_square = 0.999f * old_square + 0.001f * slope * slope;
         average[i] = mean;
         square[i] = mean_square;
-        const float size = rate / correction1;
+        const float size = lr[is_critic[i] ? 1 : 0] / correction1;
         now -= size * mean / (sqrtf(mean_square) / sqrtf(correction2) + 1e-5f);
         parameter[i] = now;
         put(elements, biases, place, now);

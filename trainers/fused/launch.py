@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-Call = Callable[[], None]
+from trainers.acting.actor import Call
 
 
 class Launch:

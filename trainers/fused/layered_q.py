@@ -63,27 +63,27 @@ class LayeredQ:
         return -(-self.learning.size // THREADS)
 
 
-def plan_of_player(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> fused.Plan | str:
-    """How fused kernels play for a Q-network; or in words why they do not."""
+def why_no_player(config: DQNConfig, limits: Limits, precision: str) -> str | None:
+    """Why fused kernels do not play for a Q-network, whatever it sees and is; None if they may."""
     if config.epsilon_per_env:
         return "the kernels that play for such a network know no epsilon_per_env"
-    return _plan_network(config, spec, limits, precision)
+    return _why_not(config, limits, precision)
 
 
-def _plan_network(config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str) -> fused.Plan | str:
+def _why_not(config: DQNConfig, limits: Limits, precision: str) -> str | None:
     if why := why_not_here(limits, precision):
         return why
     for key in ("dueling", "noisy"):
         if getattr(config, key):
             return f"the kernel of Q-learning knows no {key}"
-    return fused.plan(fused.Request.of(config, spec), limits, precision)
+    return None
 
 
 def plan_layered_q(
     config: DQNConfig, spec: GroupSpec, limits: Limits, precision: str, num_ranks: int
 ) -> LayeredQ | str | None:
     """How the kernels make a learner's updates; or in words why they cannot; None if its layers stay on the chip."""
-    found = _plan_network(config, spec, limits, precision)
+    found = _why_not(config, limits, precision) or fused.plan(fused.Request.of(config, spec), limits, precision)
     if isinstance(found, str):
         return found
     (shape,) = found.shapes
@@ -148,8 +148,7 @@ class LayeredQLearner(ByKernels):
     def _seen(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What a network is given of a batch's items."""
         nothing = torch.zeros(1, dtype=torch.int32, device=self.learner.device)
-        (network,) = self._packed.networks
-        arrays = network.seen.of_items().arrays(observation)
+        arrays = self._network(self._packed).seen.arrays(observation)
         return {**arrays, "order": nothing, "active": nothing.bool()}
 
     def _prepare_loss(self, columns: int, ours: dict, theirs: dict, chooses: dict) -> Call:

@@ -15,11 +15,11 @@ from trainers.acting.epsilon_greedy import NEVER, EpsilonGreedyActor
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
 from trainers.fused.actor import data_of_draws, place_constants
-from trainers.fused.layered_q import plan_of_player
+from trainers.fused.layered_q import why_no_player
 from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import FULL_PRECISION
-from trainers.fused.player import FusedPlayer
+from trainers.fused.player import find_player
 from trainers.fused.q_learner import KERNEL, layers_of, why_not, widths_of
 from trainers.fused.q_shape import QShape
 from trainers.fused.with_envs import SHARED_BYTES, compile_with_envs, envs_of_block
@@ -44,11 +44,8 @@ def find_q_actor(policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
     by_block = FusedQActor(policy, spec, stage)
     if not isinstance(by_block.fit(1), str):
         return by_block
-    found = plan_of_player(policy.config, spec, stage.limits, stage.precision)
-    if not isinstance(found, str):
-        return FusedPlayer(policy, spec, stage, found)
-    by_block.why = found
-    return by_block
+    why = why_no_player(policy.config, stage.limits, stage.precision)
+    return find_player(policy, spec, stage, FusedQActor, why)
 
 
 class FusedQActor(EpsilonGreedyActor):

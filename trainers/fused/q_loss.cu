@@ -12,6 +12,7 @@
 //   DOUBLE          whether the network chooses the action that the target network judges
 //   HAS_MASK        whether some actions may not be taken
 //   HUBER_DELTA     0: squared errors
+#include "losses/huber.cuh"
 #include "over_block.cuh"
 #include "tensor_core.cuh"
 
@@ -83,10 +84,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
         float size = 0.0f;
         if (weighs != 0.0f) {
             size = fabsf(distance);
-            const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA && isfinite(size);  // else it is told
-            slope = !is_far ? distance : distance > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
-            slope *= weighs / number;
-            sum[0] = (is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size) * weighs;
+            const HuberLoss huber = huber_loss(distance);
+            slope = huber.slope * (weighs / number);
+            sum[0] = huber.loss * weighs;
             sum[1] = q;
             sum[2] = size;
         }

@@ -3,6 +3,7 @@
 // Constants: those of q_learn.cu; LANES threads gather a row. `Shared` is a block's memory, as q_batch.cuh has it.
 #pragma once
 
+#include "losses/huber.cuh"
 #include "gather.cuh"
 #include "q_layers.cuh"
 #include "selectors.cuh"
@@ -103,15 +104,13 @@ __device__ __forceinline__ void judge_row(Shared& shared, int row)
     const float error = q - (shared.reward[row] + shared.discount[row] * after[best]);
     const float size = fabsf(error);
     const float weight = shared.item_weight[row];
-    const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA && isfinite(size);  // else it is told
-    const float slope = !is_far ? error : error > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
-    const float loss = is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size;
+    const HuberLoss huber = huber_loss(error);
     const bool counts = weight > 0.0f;
-    shared.of_batch[0][row] = loss * weight;
+    shared.of_batch[0][row] = huber.loss * weight;
     shared.of_batch[1][row] = counts ? q : 0.0f;
     shared.of_batch[2][row] = counts ? size : 0.0f;
     Pair* delta = (Pair*)(shared.delta_out + row * PITCH_OUT);
-    const float of_taken = slope * weight / BATCH;
+    const float of_taken = huber.slope * weight / BATCH;
 #pragma unroll
     for (int pair = 0; pair < padded(NUM_ACTIONS) / 2; ++pair) {
         delta[pair] = packed(2 * pair == taken ? of_taken : 0.0f, 2 * pair + 1 == taken ? of_taken : 0.0f);

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from trainers.acting.actor import Call
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.learning_plan import STEP_THREADS
 from trainers.fused.packed import PackedPolicy
@@ -17,8 +18,6 @@ from warpdrive.backends.base import LaunchShape
 if TYPE_CHECKING:
     from trainers.algorithms.off_policy import OffPolicy
     from trainers.algorithms.on_policy import OnPolicy
-
-Call = Callable[[], None]
 
 
 class Stepper:

@@ -7,6 +7,7 @@
 //   DOUBLE       whether the network chooses the action that the target network judges
 //   HAS_MASK     whether some actions may not be taken
 //   HUBER_DELTA  0: squared errors
+#include "losses/huber.cuh"
 #include "ac_rows.cuh"
 
 constexpr int SEEN_PITCH = pitch_of(NUM_FEATURES);
@@ -95,13 +96,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
         const float q = shared.q[row * CRITIC_OUTPUTS + taken];
         const float distance = q - (reward[first + row] + discount[first + row] * after[best]);
         const float size = fabsf(distance);
-        const bool is_far = HUBER_DELTA > 0.0f && size > HUBER_DELTA && isfinite(size);  // else it is told
-        const float slope = !is_far ? distance : distance > 0.0f ? HUBER_DELTA : -HUBER_DELTA;
-        loss += (is_far ? HUBER_DELTA * (size - 0.5f * HUBER_DELTA) : 0.5f * size * size) * weighs;
+        const HuberLoss huber = huber_loss(distance);
+        loss += huber.loss * weighs;
         q_sum += q;
         error_sum += size;
         error[first + row] = size;
-        narrow(shared.delta_out[row * PITCH_OUT + taken], slope * weighs / number);
+        narrow(shared.delta_out[row * PITCH_OUT + taken], huber.slope * weighs / number);
     }
     __syncthreads();
     backward<true, ROW_TILES>(
