@@ -1,7 +1,9 @@
 // What an update of SAC, TD3 or DDPG makes of a batch's rows, in two launches: `ac_judge` the critics' deltas,
 // `ac_improve`, once they made their step, the policy's. What a gradient is made of (ac_step.cu) goes to memory.
 //
-// A block has ROWS rows and all networks go by it, out of the L2 cache. What limits it is their way into registers.
+// ROWS rows are a block's, or SPLIT blocks', each of which makes its columns of hidden layers and gives them to all. All
+// networks go by, out of the L2 cache. What limits is their way into registers and, of few rows, how long one layer waits
+// for the one before it: networks that need not wait for each other go side by side.
 //
 // Constants, besides those of ac_rows.cuh and ac_numbers.cuh:
 //   TARGET_NOISE  deviation of what is added to actions in targets, in parts of the Box, if it does not SAMPLE; or 0
@@ -16,7 +18,9 @@ constexpr int WIDEST2 = Actor::WIDTH2 > Critic::WIDTH2 ? Actor::WIDTH2 : Critic:
 constexpr int PITCH1 = pitch_of(WIDEST1), PITCH2 = pitch_of(WIDEST2);
 constexpr int PITCH_OUT = pitch_of(Actor::OUTPUTS);
 constexpr int CRITIC_PITCH_OUT = pitch_of(1);
+constexpr int OWN_PITCH1 = pitch_of(Critic::WIDTH1), OWN_PITCH2 = pitch_of(Critic::WIDTH2);  // of critics
 constexpr int NUM_JUDGES = SAMPLES ? NUM_CRITICS : 1;  // critics by the smallest of which a policy learns
+constexpr int AT_ONCE = NUM_CRITICS > 2 ? NUM_CRITICS : 2;  // rows' copies that go through layers: a policy's are two
 
 // A NaN is the smallest, so that it stays.
 __device__ __forceinline__ bool is_less(float x, float than)
@@ -24,23 +28,21 @@ __device__ __forceinline__ bool is_less(float x, float than)
     return x < than || x != x;
 }
 
-struct alignas(16) Deltas {
-    Element of_layer1[ROWS * PITCH1], of_layer2[ROWS * PITCH2], of_outputs[ROWS * PITCH_OUT];
-};
-
+// Deltas take the place of what hidden layers gave, once that is in memory.
 struct alignas(16) JudgeShared {
     Element seen[2 * ROWS * SEEN_PITCH];  // of the rows, then what came after them; behind it what is done
-    Element hidden1[2 * ROWS * PITCH1], hidden2[2 * ROWS * PITCH2];
-    Deltas delta;
+    Element hidden1[AT_ONCE * ROWS * PITCH1], hidden2[AT_ONCE * ROWS * PITCH2];
+    Element delta[NUM_CRITICS * ROWS * CRITIC_PITCH_OUT];
     float outputs[2 * ROWS * Actor::OUTPUTS];
-    float value[ROWS], target[ROWS], loss[ROWS], q_sum[ROWS], error[ROWS];
+    float value[NUM_CRITICS][ROWS], target[ROWS];
     float of_warp[WARPS];
 };
 struct alignas(16) ImproveShared {
     Element seen[ROWS * SEEN_PITCH];
-    Element hidden1[NUM_CRITICS][ROWS * PITCH1], hidden2[NUM_CRITICS][ROWS * PITCH2];
-    Deltas delta;
-    float q[NUM_CRITICS][ROWS], slope[ROWS * NUM_NUMBERS], outputs[ROWS * Actor::OUTPUTS];
+    Element hidden1[NUM_JUDGES * ROWS * PITCH1], hidden2[NUM_JUDGES * ROWS * PITCH2];
+    Element actor_hidden1[ROWS * pitch_of(Actor::WIDTH1)], actor_hidden2[ROWS * pitch_of(Actor::WIDTH2)];
+    Element critic_delta[NUM_JUDGES * ROWS * CRITIC_PITCH_OUT], delta[ROWS * PITCH_OUT];
+    float q[NUM_JUDGES][ROWS], slope[NUM_JUDGES][ROWS * NUM_NUMBERS], outputs[ROWS * Actor::OUTPUTS];
     float log_prob[ROWS], weight[ROWS];
     float of_warp[WARPS];
 
@@ -85,10 +87,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
 {
     extern __shared__ char memory[];
     JudgeShared& shared = *(JudgeShared*)memory;
-    clear(memory, sizeof(JudgeShared));
     const Element* networks = (const Element*)elements;
-    const int first = blockIdx.x * ROWS;
-    const long long num_rows = (long long)gridDim.x * ROWS;
+    const Networks<NUM_CRITICS> targets = {
+        networks + target_elements(0), biases + critic_biases(NUM_CRITICS), Critic::ELEMENTS, Critic::BIASES};
+    const Networks<NUM_CRITICS> critics = {
+        networks + critic_elements(0), biases + critic_biases(0), 2 * Critic::ELEMENTS, Critic::BIASES};
+    fetch_network<false, false>(networks + (SAMPLES ? 0 : TARGET_POLICY_ELEMENTS));
+    for (int i = 0; i < NUM_CRITICS; ++i) {
+        fetch_network<true, false>(targets.elements + i * targets.elements_apart);
+        fetch_network<true, false>(critics.elements + i * critics.elements_apart);
+        fetch_network<true, true>(critics.elements + i * critics.elements_apart);
+    }
+    clear(shared.seen, sizeof(shared.seen));
+    clear(shared.delta, sizeof(shared.delta));
+    const int first = rows_index() * ROWS;
+    const bool is_first = part_index() == 0;  // of those that have the same rows
+    const long long num_rows = (long long)gridDim.x / SPLIT * ROWS;
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -103,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
         narrow(shared.seen[row * SEEN_PITCH + column], observation[place]);
         narrow(shared.seen[(ROWS + row) * SEEN_PITCH + column], next_observation[place]);
     }
-    __syncthreads();
+    meet();
 
     // What is done after the rows; and in them, where the same policy says it.
     constexpr int START = SAMPLES ? 0 : ROWS;
@@ -136,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
             narrow(shared.seen[row * SEEN_PITCH + NUM_FEATURES + i], (action[place] - centre[i]) / scale[i]);
         }
         shared.target[row] = SAMPLES ? -alpha * log_prob : 0.0f;
-        for (int i = 0; i < Actor::OUTPUTS && SAMPLES; ++i) {
+        for (int i = 0; i < Actor::OUTPUTS && SAMPLES && is_first; ++i) {
             outputs[(first + row) * Actor::OUTPUTS + i] = shared.outputs[row * Actor::OUTPUTS + i];
         }
     }
@@ -144,61 +158,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     keep(shared.seen, SEEN, seen);
 
     // The smallest of the target critics.
-    for (int critic = 0; critic < NUM_CRITICS; ++critic) {
-        forward<true, ROW_TILES>(
-            shared.seen + ROWS * SEEN_PITCH, SEEN_PITCH, networks + target_elements(critic),
-            biases + critic_biases(NUM_CRITICS + critic), shared.hidden1, shared.hidden2,
-            [&](int row, int column, float low, float) {
-                if (column > 0) return;
-                if (critic == 0 || is_less(low, shared.value[row])) shared.value[row] = low;
-            });
-    }
+    const auto take_value = [&](int critic, int row, int column, float low, float) {
+        if (column == 0) shared.value[critic][row] = low;
+    };
+    forward<true, ROW_TILES>(
+        shared.seen + ROWS * SEEN_PITCH, SEEN_PITCH, targets, shared.hidden1, shared.hidden2, take_value);
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
         if (first + row >= BATCH) break;
-        shared.target[row] = reward[first + row] + discount[first + row] * (shared.value[row] + shared.target[row]);
-    }
-
-    for (int critic = 0; critic < NUM_CRITICS; ++critic) {
-        __syncthreads();
-        const Element* own = networks + critic_elements(critic);
-        forward<true, ROW_TILES>(
-            shared.seen, SEEN_PITCH, own, biases + critic_biases(critic), shared.hidden1, shared.hidden2,
-            [&](int row, int column, float low, float) {
-                if (column == 0) shared.value[row] = low;
-            });
-        for (int row = threadIdx.x; row < ROWS; row += THREADS) {
-            const float weighs = first + row < BATCH ? weight[first + row] : 0.0f;
-            if (weighs == 0.0f) continue;  // its delta stays 0
-            const float distance = shared.value[row] - shared.target[row];
-            shared.loss[row] += distance * distance * weighs;
-            shared.q_sum[row] += shared.value[row];
-            shared.error[row] += fabsf(distance);
-            narrow(shared.delta.of_outputs[row * CRITIC_PITCH_OUT], 2.0f * distance * weighs / number);
+        float least = shared.value[0][row];
+        for (int i = 1; i < NUM_CRITICS; ++i) {
+            if (is_less(shared.value[i][row], least)) least = shared.value[i][row];
         }
-        __syncthreads();
-        backward<true, ROW_TILES>(
-            shared.delta.of_outputs, own, shared.hidden1, shared.hidden2, shared.delta.of_layer1,
-            shared.delta.of_layer2);
+        shared.target[row] = reward[first + row] + discount[first + row] * (least + shared.target[row]);
+    }
+    __syncthreads();
+
+    forward<true, ROW_TILES>(shared.seen, SEEN_PITCH, critics, shared.hidden1, shared.hidden2, take_value);
+    for (int critic = 0; critic < NUM_CRITICS; ++critic) {
         const long long before = critic * num_rows;
-        keep(shared.hidden1, Critic::WIDTH1, hidden1 + bytes_of(before, Critic::WIDTH1));
-        keep(shared.hidden2, Critic::WIDTH2, hidden2 + bytes_of(before, Critic::WIDTH2));
-        keep(shared.delta.of_layer1, Critic::WIDTH1, delta1 + bytes_of(before, Critic::WIDTH1));
-        keep(shared.delta.of_layer2, Critic::WIDTH2, delta2 + bytes_of(before, Critic::WIDTH2));
-        keep(shared.delta.of_outputs, 1, delta_out + bytes_of(before, 1));
+        keep(shared.hidden1 + critic * ROWS * OWN_PITCH1, Critic::WIDTH1, hidden1 + bytes_of(before, Critic::WIDTH1));
+        keep(shared.hidden2 + critic * ROWS * OWN_PITCH2, Critic::WIDTH2, hidden2 + bytes_of(before, Critic::WIDTH2));
     }
     float loss = 0.0f, q_sum = 0.0f, error_sum = 0.0f;
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
         if (first + row >= BATCH) break;
-        loss += shared.loss[row];
-        q_sum += shared.q_sum[row] / NUM_CRITICS;
-        error[first + row] = shared.error[row] / NUM_CRITICS;
-        error_sum += shared.error[row] / NUM_CRITICS;
+        float of_row = 0.0f;
+        for (int critic = 0; critic < NUM_CRITICS; ++critic) {
+            const float weighs = weight[first + row];
+            if (weighs == 0.0f) continue;  // its delta stays 0
+            const float distance = shared.value[critic][row] - shared.target[row];
+            loss += distance * distance * weighs;
+            q_sum += shared.value[critic][row] / NUM_CRITICS;
+            of_row += fabsf(distance);
+            narrow(shared.delta[(critic * ROWS + row) * CRITIC_PITCH_OUT], 2.0f * distance * weighs / number);
+        }
+        if (is_first) error[first + row] = of_row / NUM_CRITICS;
+        error_sum += of_row / NUM_CRITICS;
+    }
+    __syncthreads();
+    backward<true, ROW_TILES, false>(shared.delta, critics, shared.hidden1, shared.hidden2);
+    for (int critic = 0; critic < NUM_CRITICS; ++critic) {
+        const long long before = critic * num_rows;
+        keep(shared.hidden1 + critic * ROWS * OWN_PITCH1, Critic::WIDTH1, delta1 + bytes_of(before, Critic::WIDTH1));
+        keep(shared.hidden2 + critic * ROWS * OWN_PITCH2, Critic::WIDTH2, delta2 + bytes_of(before, Critic::WIDTH2));
+        keep(shared.delta + critic * ROWS * CRITIC_PITCH_OUT, 1, delta_out + bytes_of(before, 1));
     }
     loss = over_block(loss, shared.of_warp);
     q_sum = over_block(q_sum, shared.of_warp);
     error_sum = over_block(error_sum, shared.of_warp);
-    if (threadIdx.x > 0) return;
-    float* of_block = sums + blockIdx.x * NUM_SUMS;
+    if (threadIdx.x > 0 || !is_first) return;
+    float* of_block = sums + rows_index() * NUM_SUMS;
     of_block[0] = loss / number;
     of_block[1] = q_sum / number;
     of_block[2] = error_sum / number;
@@ -222,9 +231,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
 {
     extern __shared__ char memory[];
     ImproveShared& shared = *(ImproveShared*)memory;
-    clear(memory, sizeof(ImproveShared));
     const Element* networks = (const Element*)elements;
-    const int first = blockIdx.x * ROWS;
+    const Networks<NUM_JUDGES> judges = {
+        networks + critic_elements(0), biases + critic_biases(0), 2 * Critic::ELEMENTS, Critic::BIASES};
+    const Networks<1> policy = {networks, biases, 0, 0};
+    for (int i = 0; i < NUM_JUDGES; ++i) {
+        fetch_network<true, false>(judges.elements + i * judges.elements_apart);
+        fetch_network<true, true>(judges.elements + i * judges.elements_apart);
+    }
+    fetch_network<false, true>(networks);
+    if (SAMPLES) {
+        start_fetch(actor_hidden1, Actor::WIDTH1, shared.actor_hidden1);
+        start_fetch(actor_hidden2, Actor::WIDTH2, shared.actor_hidden2);
+    }
+    clear(shared.seen, sizeof(shared.seen));
+    clear(shared.critic_delta, sizeof(shared.critic_delta));
+    clear(shared.delta, sizeof(shared.delta));
+    for (int row = threadIdx.x; row < ROWS; row += THREADS) shared.log_prob[row] = shared.weight[row] = 0.0f;
+    const int first = rows_index() * ROWS;
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
@@ -233,12 +257,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
         narrow(shared.seen[row * SEEN_PITCH + i % NUM_FEATURES],
                observation[(first + row) * NUM_FEATURES + i % NUM_FEATURES]);
     }
-    __syncthreads();
+    meet();
     if (!SAMPLES) {
         forward_policy<ROW_TILES>(
-            shared.seen, SEEN_PITCH, networks, biases, shared.hidden1[0], shared.hidden2[0], shared.outputs);
-        keep(shared.hidden1[0], Actor::WIDTH1, actor_hidden1);
-        keep(shared.hidden2[0], Actor::WIDTH2, actor_hidden2);
+            shared.seen, SEEN_PITCH, networks, biases, shared.actor_hidden1, shared.actor_hidden2, shared.outputs);
+        keep(shared.actor_hidden1, Actor::WIDTH1, actor_hidden1);
+        keep(shared.actor_hidden2, Actor::WIDTH2, actor_hidden2);
     }
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
         if (first + row >= BATCH) break;
@@ -257,48 +281,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
         }
     }
     __syncthreads();
-    for (int critic = 0; critic < NUM_JUDGES; ++critic) {
-        forward<true, ROW_TILES>(
-            shared.seen, SEEN_PITCH, networks + critic_elements(critic), biases + critic_biases(critic),
-            shared.hidden1[critic], shared.hidden2[critic], [&](int row, int column, float low, float) {
-                if (column == 0) shared.q[critic][row] = low;
-            });
-    }
+    forward<true, ROW_TILES>(
+        shared.seen, SEEN_PITCH, judges, shared.hidden1, shared.hidden2,
+        [&](int critic, int row, int column, float low, float) {
+            if (column == 0) shared.q[critic][row] = low;
+        });
     // How what the smallest of them says depends on the action.
-    for (int critic = 0; critic < NUM_JUDGES; ++critic) {
-        const Element* own = networks + critic_elements(critic);
-        for (int row = threadIdx.x; row < ROWS; row += THREADS) {
-            narrow(shared.delta.of_outputs[row * CRITIC_PITCH_OUT], critic == shared.least_of(row) ? 1.0f : 0.0f);
-        }
-        __syncthreads();
-        backward<true, ROW_TILES>(
-            shared.delta.of_outputs, own, shared.hidden1[critic], shared.hidden2[critic], shared.delta.of_layer1,
-            shared.delta.of_layer2);
-        constexpr Layer seen_by = layer_of<true>(0);
-        multiply_rows<ROW_TILES, padded(seen_by.out) / 16>(
-            shared.delta.of_layer1, pitch_of(seen_by.out), own + Critic::ELEMENTS, nullptr, NUM_FEATURES / 16,
-            padded(SEEN) / 16, [&](int row, int column, const float(&sum)[2][4]) {
-                for_each_pair(sum, [&](int r, int c, float low, float high) {
-                    const int i = column + c - NUM_FEATURES;
-                    float* slope = shared.slope + (row + r) * NUM_NUMBERS + i;
-                    if (i >= 0 && i < NUM_NUMBERS) slope[0] += low;
-                    if (i + 1 >= 0 && i + 1 < NUM_NUMBERS) slope[1] += high;
-                });
-            });
+    for (int row = threadIdx.x; row < ROWS; row += THREADS) {
+        narrow(shared.critic_delta[(shared.least_of(row) * ROWS + row) * CRITIC_PITCH_OUT], 1.0f);
     }
+    __syncthreads();
+    backward<true, ROW_TILES, true>(shared.critic_delta, judges, shared.hidden1, shared.hidden2);
+    constexpr Layer seen_by = layer_of<true>(0);
+    const Networks<NUM_JUDGES> back = {judges.elements + Critic::ELEMENTS, nullptr, judges.elements_apart, 0};
+    multiply_rows<ROW_TILES, padded(seen_by.out) / 16>(
+        shared.hidden1, ROWS * OWN_PITCH1, OWN_PITCH1, back, NUM_FEATURES / 16, padded(SEEN) / 16,
+        [&](int critic, int row, int column, const float(&sum)[2][4]) {
+            for_each_pair(sum, [&](int r, int c, float low, float high) {
+                const int i = column + c - NUM_FEATURES;
+                float* slope = shared.slope[critic] + (row + r) * NUM_NUMBERS + i;
+                if (i >= 0 && i < NUM_NUMBERS) slope[0] = low;
+                if (i + 1 >= 0 && i + 1 < NUM_NUMBERS) slope[1] = high;
+            });
+        });
+    __syncthreads();
 
-    // The policy's own deltas; those of the critics' outputs are done with.
+    // The policy's own deltas.
     float loss = 0.0f, entropy = 0.0f, whole = 0.0f;
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
-        Element* delta = shared.delta.of_outputs + row * PITCH_OUT;
-        for (int i = 0; i < PITCH_OUT; ++i) narrow(delta[i], 0.0f);
+        Element* delta = shared.delta + row * PITCH_OUT;
         if (first + row >= BATCH) continue;
         const float weighs = shared.weight[row];
         loss -= weighs * (shared.q[shared.least_of(row)][row] - alpha * shared.log_prob[row]);
         entropy -= weighs * shared.log_prob[row];
         whole = fmaxf(whole, weighs);
         for (int i = 0; i < NUM_NUMBERS && weighs > 0.0f; ++i) {
-            const float slope = shared.slope[row * NUM_NUMBERS + i];
+            float slope = 0.0f;
+            for (int judge = 0; judge < NUM_JUDGES; ++judge) slope += shared.slope[judge][row * NUM_NUMBERS + i];
             if (!SAMPLES) {
                 const float part = tanhf(shared.outputs[row * Actor::OUTPUTS + i]);
                 narrow(delta[i], -weighs * slope * (1.0f - part * part));
@@ -315,19 +334,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     loss = over_block(loss, shared.of_warp);
     entropy = over_block(entropy, shared.of_warp);
     whole = over_block(whole, shared.of_warp) > 0.0f ? 1.0f : 0.0f;
-    if (threadIdx.x == 0) {
-        float* of_block = sums + blockIdx.x * NUM_SUMS;
+    if (threadIdx.x == 0 && part_index() == 0) {
+        float* of_block = sums + rows_index() * NUM_SUMS;
         of_block[0] = loss;
         of_block[1] = entropy;
         of_block[2] = whole;
     }
-    fetch(actor_hidden1, Actor::WIDTH1, shared.hidden1[0]);
-    fetch(actor_hidden2, Actor::WIDTH2, shared.hidden2[0]);
+    wait_for_copies();
     __syncthreads();
-    backward<false, ROW_TILES>(
-        shared.delta.of_outputs, networks, shared.hidden1[0], shared.hidden2[0], shared.delta.of_layer1,
-        shared.delta.of_layer2);
-    keep(shared.delta.of_layer1, Actor::WIDTH1, delta1);
-    keep(shared.delta.of_layer2, Actor::WIDTH2, delta2);
-    keep(shared.delta.of_outputs, Actor::OUTPUTS, delta_out);
+    backward<false, ROW_TILES, false>(shared.delta, policy, shared.actor_hidden1, shared.actor_hidden2);
+    keep(shared.actor_hidden1, Actor::WIDTH1, delta1);
+    keep(shared.actor_hidden2, Actor::WIDTH2, delta2);
+    keep(shared.delta, Actor::OUTPUTS, delta_out);
 }

@@ -30,6 +30,8 @@ MOST_PARTS = 32
 """Of the rows: the last block that is done with a tile adds them up."""
 MOST_ROWS = 64
 """Of a batch, which a block has."""
+CLUSTER = 8
+"""Blocks that may share columns."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class ACShape:
     """Whether actions are drawn, as SAC does; else, as in TD3, the policy says them, and has a target copy."""
     threads: int = THREADS
     step_threads: int = STEP_THREADS
+    split: int = 1
+    """Blocks of ac_learn.cu that have the same rows, a cluster: each makes its columns of hidden layers."""
 
     @property
     def num_blocks(self) -> int:
@@ -96,14 +100,19 @@ class ACShape:
     @property
     def shared_bytes(self) -> int:
         """Of a block of ac_learn.cu: at least what it asks for."""
-        rows, widest = self.rows, list(zip(two(self.actor_widths), two(self.critic_widths), strict=True))
+        rows, widest = self.rows, zip(two(self.actor_widths), two(self.critic_widths), strict=True)
         hidden = sum(to_tiles(max(both)) + PADDING for both in widest)
-        seen = to_tiles(self.num_features + self.num_numbers) + PADDING
-        deltas = rows * (hidden + to_tiles(self.num_outputs) + PADDING)
-        judge = 2 * rows * (seen + hidden) + deltas
-        improve = rows * (seen + self.num_critics * hidden) + deltas
-        floats = rows * max(2 * self.num_outputs + 5, self.num_critics + self.num_numbers + self.num_outputs + 2)
-        return self.element_bytes * max(judge, improve) + 4 * (floats + self.threads // 32) + 128
+        of_actor = sum(to_tiles(width) + PADDING for width in two(self.actor_widths))
+        seen, out, value = (
+            to_tiles(width) + PADDING for width in (self.num_features + self.num_numbers, self.num_outputs, 1)
+        )
+        judge = 2 * seen + max(2, self.num_critics) * hidden + self.num_critics * value
+        improve = seen + self.num_critics * (hidden + value) + of_actor + out
+        floats = max(
+            2 * self.num_outputs + self.num_critics + 1,
+            self.num_critics * (1 + self.num_numbers) + self.num_outputs + 2,
+        )
+        return rows * (self.element_bytes * max(judge, improve) + 4 * floats) + 4 * (self.threads // 32) + 128
 
     @property
     def act_shared_bytes(self) -> int:
@@ -157,7 +166,7 @@ class ACShape:
             "NUM_FEATURES": self.num_features, "NUM_NUMBERS": self.num_numbers, "ACTOR_WIDTH1": actor1,
             "ACTOR_WIDTH2": actor2, "CRITIC_WIDTH1": critic1, "CRITIC_WIDTH2": critic2,
             "NUM_CRITICS": self.num_critics, "CRITIC_OUTPUTS": 1, "HAS_POLICY": True, "SAMPLES": self.samples,
-            "FULL_PRECISION": self.element_bytes == 4,
+            "FULL_PRECISION": self.element_bytes == 4, "SPLIT": self.split,
         }  # fmt: skip
 
 
@@ -198,7 +207,8 @@ def shape_of(
 
 
 def shared_out(shape: ACShape, limits: Limits) -> ACShape:
-    """With as many rows a block as let all blocks run at once; gradients by enough blocks, in few enough parts."""
+    """With as many rows a block as let all blocks run at once, or as many blocks of the same rows; gradients by enough
+    blocks, in few enough parts."""
     while shape.num_blocks > limits.num_multiprocessors and shape.rows < MOST_ROWS:
         larger = replace(shape, rows=2 * shape.rows)
         if larger.shared_bytes > limits.shared_bytes:
@@ -206,4 +216,19 @@ def shared_out(shape: ACShape, limits: Limits) -> ACShape:
         shape = larger
     most = min(MOST_PARTS, -(-shape.num_rows // ROWS_OF_PART))
     wanted = round(2 * limits.num_multiprocessors / max(shape.num_tiles))
-    return replace(shape, parts=max(1, min(most, wanted)))
+    split = largest_split(shape, limits)
+    return replace(shape, parts=max(1, min(most, wanted)), split=split)
+
+
+def largest_split(shape: ACShape, limits: Limits) -> int:
+    """Into how many blocks' columns layers may be split: all blocks run at once, and each has two tiles or more of a
+    layer. A layer must be done with before the next network's takes its place, so that there must be two."""
+    nets = [widths for widths in (shape.actor_widths, shape.critic_widths) if widths]
+    if (limits.capability or (0, 0)) < (9, 0) or min(map(len, nets)) < 2:
+        return 1
+    split = CLUSTER
+    while split > 1 and (
+        split * shape.num_blocks > limits.num_multiprocessors or min(map(min, nets)) < split * 2 * 16
+    ):
+        split //= 2
+    return split

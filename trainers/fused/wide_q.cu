@@ -17,7 +17,7 @@ constexpr int PITCH_OUT = pitch_of(CRITIC_OUTPUTS);
 struct alignas(16) Shared {
     Element seen[2 * ROWS * SEEN_PITCH];  // of the rows, then what came after them
     Element hidden1[2 * ROWS * PITCH1], hidden2[2 * ROWS * PITCH2];
-    Element delta1[ROWS * PITCH1], delta2[ROWS * PITCH2], delta_out[ROWS * PITCH_OUT];
+    Element delta_out[ROWS * PITCH_OUT];
     float q[2 * ROWS * CRITIC_OUTPUTS], q_of_target[ROWS * CRITIC_OUTPUTS];
     float of_warp[WARPS];
 };
@@ -29,8 +29,8 @@ __device__ __forceinline__ void value_rows(
     Shared& shared, const Element* seen, const Element* elements, const float* biases, float* q)
 {
     forward<true, TILES>(
-        seen, SEEN_PITCH, elements, biases, shared.hidden1, shared.hidden2,
-        [&](int row, int column, float low, float high) {
+        seen, SEEN_PITCH, Networks<1>{elements, biases, 0, 0}, shared.hidden1, shared.hidden2,
+        [&](int, int row, int column, float low, float high) {
             float* two = q + row * CRITIC_OUTPUTS + column;
             if (column < CRITIC_OUTPUTS) two[0] = low;
             if (column + 1 < CRITIC_OUTPUTS) two[1] = high;
@@ -104,14 +104,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
         narrow(shared.delta_out[row * PITCH_OUT + taken], huber.slope * weighs / number);
     }
     __syncthreads();
-    backward<true, ROW_TILES>(
-        shared.delta_out, own, shared.hidden1, shared.hidden2, shared.delta1, shared.delta2);
     keep(shared.seen, NUM_FEATURES, seen);
     keep(shared.hidden1, Critic::WIDTH1, hidden1);
     keep(shared.hidden2, Critic::WIDTH2, hidden2);
-    keep(shared.delta1, Critic::WIDTH1, delta1);
-    keep(shared.delta2, Critic::WIDTH2, delta2);
     keep(shared.delta_out, CRITIC_OUTPUTS, delta_out);
+    __syncthreads();
+    backward<true, ROW_TILES, false>(
+        shared.delta_out, Networks<1>{own, nullptr, 0, 0}, shared.hidden1, shared.hidden2);
+    keep(shared.hidden1, Critic::WIDTH1, delta1);
+    keep(shared.hidden2, Critic::WIDTH2, delta2);
     loss = over_block(loss, shared.of_warp);
     q_sum = over_block(q_sum, shared.of_warp);
     error_sum = over_block(error_sum, shared.of_warp);

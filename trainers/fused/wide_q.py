@@ -4,7 +4,7 @@ ac_step.cu)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,7 +45,7 @@ class WideQShape(ACShape):
         """Of a block of wide_q.cu: at least what it asks for."""
         seen, actions = (to_tiles(width) + PADDING for width in (self.num_features, self.num_actions))
         hidden = sum(to_tiles(width) + PADDING for width in two(self.critic_widths))
-        elements = self.rows * (2 * (seen + hidden) + hidden + actions)
+        elements = self.rows * (2 * (seen + hidden) + actions)
         return self.element_bytes * elements + 4 * (3 * self.rows * self.num_actions + self.threads // 32) + 128
 
     def constants(self) -> dict[str, Constant]:
@@ -67,7 +67,7 @@ def plan_wide_q(
     found = WideQShape(num_features, 0, (), tuple(hidden), *sizes, num_actions=num_actions)
     if max(found.shared_bytes, found.step_shared_bytes) > limits.shared_bytes:
         return "the network's layers do not fit the shared memory of a block"
-    return shared_out(found, limits)
+    return replace(shared_out(found, limits), split=1)
 
 
 class WideQLearner(ByRows):
