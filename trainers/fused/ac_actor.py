@@ -18,7 +18,7 @@ from warpdrive.gaussian_sampler import constants_of_box
 
 ROWS, MANY_ROWS = 16, 64
 """Agents of a block; where there are more of these blocks than multiprocessors."""
-NUMBERS_OF_BLOCK = 1024
+NUMBERS_OF_BLOCK = 256
 """Parameters that a block packs."""
 
 

@@ -1,9 +1,8 @@
 // What an update of SAC, TD3 or DDPG makes of a batch's rows, in two launches: `ac_judge` the critics' deltas,
 // `ac_improve`, once they made their step, the policy's. What a gradient is made of (ac_step.cu) goes to memory.
 //
-// ROWS rows are a block's, or SPLIT blocks', each of which makes its columns of hidden layers and gives them to all. All
-// networks go by, out of the L2 cache. What limits is their way into registers and, of few rows, how long one layer waits
-// for the one before it: networks that need not wait for each other go side by side.
+// A block has ROWS rows and all networks go by it, out of the L2 cache, side by side where they need not wait for each
+// other. What limits it is their way into registers.
 //
 // Constants, besides those of ac_rows.cuh and ac_numbers.cuh:
 //   TARGET_NOISE  deviation of what is added to actions in targets, in parts of the Box, if it does not SAMPLE; or 0
@@ -92,17 +91,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
         networks + target_elements(0), biases + critic_biases(NUM_CRITICS), Critic::ELEMENTS, Critic::BIASES};
     const Networks<NUM_CRITICS> critics = {
         networks + critic_elements(0), biases + critic_biases(0), 2 * Critic::ELEMENTS, Critic::BIASES};
-    fetch_network<false, false>(networks + (SAMPLES ? 0 : TARGET_POLICY_ELEMENTS));
-    for (int i = 0; i < NUM_CRITICS; ++i) {
-        fetch_network<true, false>(targets.elements + i * targets.elements_apart);
-        fetch_network<true, false>(critics.elements + i * critics.elements_apart);
-        fetch_network<true, true>(critics.elements + i * critics.elements_apart);
-    }
     clear(shared.seen, sizeof(shared.seen));
     clear(shared.delta, sizeof(shared.delta));
-    const int first = rows_index() * ROWS;
-    const bool is_first = part_index() == 0;  // of those that have the same rows
-    const long long num_rows = (long long)gridDim.x / SPLIT * ROWS;
+    const int first = blockIdx.x * ROWS;
+    const long long num_rows = (long long)gridDim.x * ROWS;
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -117,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
         narrow(shared.seen[row * SEEN_PITCH + column], observation[place]);
         narrow(shared.seen[(ROWS + row) * SEEN_PITCH + column], next_observation[place]);
     }
-    meet();
+    __syncthreads();
 
     // What is done after the rows; and in them, where the same policy says it.
     constexpr int START = SAMPLES ? 0 : ROWS;
@@ -150,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
             narrow(shared.seen[row * SEEN_PITCH + NUM_FEATURES + i], (action[place] - centre[i]) / scale[i]);
         }
         shared.target[row] = SAMPLES ? -alpha * log_prob : 0.0f;
-        for (int i = 0; i < Actor::OUTPUTS && SAMPLES && is_first; ++i) {
+        for (int i = 0; i < Actor::OUTPUTS && SAMPLES; ++i) {
             outputs[(first + row) * Actor::OUTPUTS + i] = shared.outputs[row * Actor::OUTPUTS + i];
         }
     }
@@ -192,11 +184,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
             of_row += fabsf(distance);
             narrow(shared.delta[(critic * ROWS + row) * CRITIC_PITCH_OUT], 2.0f * distance * weighs / number);
         }
-        if (is_first) error[first + row] = of_row / NUM_CRITICS;
+        error[first + row] = of_row / NUM_CRITICS;
         error_sum += of_row / NUM_CRITICS;
     }
     __syncthreads();
-    backward<true, ROW_TILES, false>(shared.delta, critics, shared.hidden1, shared.hidden2);
+    backward<true, ROW_TILES>(shared.delta, critics, shared.hidden1, shared.hidden2);
     for (int critic = 0; critic < NUM_CRITICS; ++critic) {
         const long long before = critic * num_rows;
         keep(shared.hidden1 + critic * ROWS * OWN_PITCH1, Critic::WIDTH1, delta1 + bytes_of(before, Critic::WIDTH1));
@@ -206,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     loss = over_block(loss, shared.of_warp);
     q_sum = over_block(q_sum, shared.of_warp);
     error_sum = over_block(error_sum, shared.of_warp);
-    if (threadIdx.x > 0 || !is_first) return;
-    float* of_block = sums + rows_index() * NUM_SUMS;
+    if (threadIdx.x > 0) return;
+    float* of_block = sums + blockIdx.x * NUM_SUMS;
     of_block[0] = loss / number;
     of_block[1] = q_sum / number;
     of_block[2] = error_sum / number;
@@ -235,11 +227,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     const Networks<NUM_JUDGES> judges = {
         networks + critic_elements(0), biases + critic_biases(0), 2 * Critic::ELEMENTS, Critic::BIASES};
     const Networks<1> policy = {networks, biases, 0, 0};
-    for (int i = 0; i < NUM_JUDGES; ++i) {
-        fetch_network<true, false>(judges.elements + i * judges.elements_apart);
-        fetch_network<true, true>(judges.elements + i * judges.elements_apart);
-    }
-    fetch_network<false, true>(networks);
     if (SAMPLES) {
         start_fetch(actor_hidden1, Actor::WIDTH1, shared.actor_hidden1);
         start_fetch(actor_hidden2, Actor::WIDTH2, shared.actor_hidden2);
@@ -248,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     clear(shared.critic_delta, sizeof(shared.critic_delta));
     clear(shared.delta, sizeof(shared.delta));
     for (int row = threadIdx.x; row < ROWS; row += THREADS) shared.log_prob[row] = shared.weight[row] = 0.0f;
-    const int first = rows_index() * ROWS;
+    const int first = blockIdx.x * ROWS;
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
@@ -257,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
         narrow(shared.seen[row * SEEN_PITCH + i % NUM_FEATURES],
                observation[(first + row) * NUM_FEATURES + i % NUM_FEATURES]);
     }
-    meet();
+    __syncthreads();
     if (!SAMPLES) {
         forward_policy<ROW_TILES>(
             shared.seen, SEEN_PITCH, networks, biases, shared.actor_hidden1, shared.actor_hidden2, shared.outputs);
@@ -291,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
         narrow(shared.critic_delta[(shared.least_of(row) * ROWS + row) * CRITIC_PITCH_OUT], 1.0f);
     }
     __syncthreads();
-    backward<true, ROW_TILES, true>(shared.critic_delta, judges, shared.hidden1, shared.hidden2);
+    backward<true, ROW_TILES>(shared.critic_delta, judges, shared.hidden1, shared.hidden2);
     constexpr Layer seen_by = layer_of<true>(0);
     const Networks<NUM_JUDGES> back = {judges.elements + Critic::ELEMENTS, nullptr, judges.elements_apart, 0};
     multiply_rows<ROW_TILES, padded(seen_by.out) / 16>(
@@ -334,15 +321,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     loss = over_block(loss, shared.of_warp);
     entropy = over_block(entropy, shared.of_warp);
     whole = over_block(whole, shared.of_warp) > 0.0f ? 1.0f : 0.0f;
-    if (threadIdx.x == 0 && part_index() == 0) {
-        float* of_block = sums + rows_index() * NUM_SUMS;
+    if (threadIdx.x == 0) {
+        float* of_block = sums + blockIdx.x * NUM_SUMS;
         of_block[0] = loss;
         of_block[1] = entropy;
         of_block[2] = whole;
     }
     wait_for_copies();
     __syncthreads();
-    backward<false, ROW_TILES, false>(shared.delta, policy, shared.actor_hidden1, shared.actor_hidden2);
+    backward<false, ROW_TILES>(shared.delta, policy, shared.actor_hidden1, shared.actor_hidden2);
     keep(shared.actor_hidden1, Actor::WIDTH1, delta1);
     keep(shared.actor_hidden2, Actor::WIDTH2, delta2);
     keep(shared.delta, Actor::OUTPUTS, delta_out);

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +30,7 @@ OF_POLICY = ("actor_loss", "entropy", "grad_norm", "alpha")
 """Figures, as a step writes them."""
 NUM_SUMS = 4
 """Figures of a block of ac_learn.cu."""
-NUMBERS_OF_BLOCK = 1024
+NUMBERS_OF_BLOCK = 256
 """Parameters that a block of a step has."""
 
 Call = Callable[[], None]
@@ -53,14 +52,9 @@ def compile_kernels(
         "THREADS": shape.step_threads, "SHARED_BYTES": shape.step_shared_bytes, "PARTS": shape.parts,
         "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0, "TAU": float(config.tau),
     }  # fmt: skip
-    backend, text = learner.group.rollout.env.backend, (KERNELS / file).read_text()
-    if shape.split > 1:
-        text = text.replace(" __launch_bounds__", f" __cluster_dims__({shape.split}, 1, 1) __launch_bounds__")
+    backend = learner.group.rollout.env.backend
     return (
-        FunctionManager(
-            None, text, {**shared, **by_rows, **constants}, backend=backend, include_folders=[KERNELS],
-            name=f"<fused {Path(file).stem}>",
-        ),  # fmt: skip
+        FunctionManager(None, KERNELS / file, {**shared, **by_rows, **constants}, backend=backend),
         FunctionManager(None, KERNELS / "ac_step.cu", {**shared, **of_step}, backend=backend),
     )
 
@@ -170,7 +164,7 @@ class ByRows(ByKernels):
         guard, name = learner.guard, learner.group.name
         self._flags = {"halted": guard.flag_of(name), "first_name": guard.place_of("gradient", name)}
         self._stepped = {**self._flags, **self._networks, "run_halted": guard.halted, "steps": new(2)}
-        self._by_rows = LaunchShape(shape.num_blocks * shape.split, (shape.threads, 1), shape.shared_bytes)
+        self._by_rows = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.shared_bytes)
 
     def prepare_targets(self, learned: Learned, **targets: torch.Tensor) -> None:
         """What copies networks to where products read them, and lets targets follow."""

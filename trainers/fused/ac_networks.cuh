@@ -10,8 +10,6 @@
 //   SAMPLES                        whether actions are drawn from what the policy says, as in SAC; else, as in TD3, it
 //                                  says them, and has a target copy of its own
 //   THREADS                        of a block
-//   SPLIT                          blocks, one cluster (sm_90 on), that share each hidden layer's columns; 1: a block has
-//                                  them all
 //
 // Products read weights as fragments: tiles of 16 by 16 in the order in which lanes hold them, 16 bytes a lane. A
 // weight is read once a block, straight into registers. Networks that are learned have them twice: as a forward pass
@@ -22,13 +20,6 @@
 constexpr int WARPS = THREADS / 32;
 constexpr int TILE = 256;    // elements of a fragment
 constexpr int NUM_SUMS = 4;  // figures of a block
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define HAS_CLUSTERS 1
-#else
-#define HAS_CLUSTERS 0
-#endif
-static_assert(SPLIT <= 8, "a portable cluster has 8 blocks at most");
 
 // A layer of a network, and where its numbers begin among the network's.
 struct Layer {
@@ -194,60 +185,6 @@ __device__ __forceinline__ void multiply_tiles(
     for (int r = 0; r < TOGETHER; ++r) take(first_row + 16 * r, tile * 16, sum[r]);
 }
 
-// ---- blocks that share columns
-
-// Which of them a block is.
-__device__ __forceinline__ int part_index()
-{
-    return SPLIT > 1 ? blockIdx.x % SPLIT : 0;
-}
-// All threads of them wait for each other; what they wrote before is there for all.
-__device__ __forceinline__ void meet()
-{
-#if HAS_CLUSTERS
-    if constexpr (SPLIT > 1) {
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-        return;
-    }
-#endif
-    __syncthreads();
-}
-// Writes a pair to the same place of the shared memory of each of them.
-__device__ __forceinline__ void give(Element* place, Pair pair)
-{
-#if HAS_CLUSTERS
-    if constexpr (SPLIT > 1) {
-        const unsigned own = (unsigned)__cvta_generic_to_shared(place);
-#pragma unroll
-        for (int i = 0; i < SPLIT; ++i) {
-            unsigned theirs;
-            asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(own), "r"(i));
-#pragma unroll
-            for (int word = 0; word < (int)sizeof(Pair) / 4; ++word) {
-                const unsigned value = ((const unsigned*)&pair)[word];
-                asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(theirs + 4 * word), "r"(value) : "memory");
-            }
-        }
-        return;
-    }
-#endif
-    *(Pair*)place = pair;
-}
-// The tiles of a layer's columns that are a block's.
-struct Share {
-    int first, last;
-    __device__ __forceinline__ explicit Share(int columns)
-    {
-        const int tiles = padded(columns) / 16;
-        const int each = (tiles + SPLIT - 1) / SPLIT;
-        first = min(part_index() * each, tiles);
-        last = min(first + each, tiles);
-    }
-};
-
-// ---- layers
-
 // Networks of one kind that rows go through side by side, and how far apart their numbers are.
 template <int NUMBER>
 struct Networks {
@@ -292,23 +229,22 @@ __device__ __forceinline__ Networks<NUMBER> from(const Networks<NUMBER>& of, con
     return {of.elements + layer.elements, of.biases + layer.biases, of.elements_apart, of.biases_apart};
 }
 
-// A hidden layer of rows; all blocks get all of it.
+// A hidden layer of rows.
 template <bool CRITIC, int LAYER, int ROW_TILES, int NUMBER>
 __device__ __forceinline__ void hidden_layer(
     const Element* rows, int rows_apart, int pitch, const Networks<NUMBER>& of, Element* out)
 {
     constexpr Layer layer = layer_of<CRITIC>(LAYER);
     constexpr int PITCH = pitch_of(layer.out);
-    const Share share(layer.out);
     multiply_rows<ROW_TILES, padded(layer.in) / 16>(
-        rows, rows_apart, pitch, from(of, layer), share.first, share.last,
+        rows, rows_apart, pitch, from(of, layer), 0, padded(layer.out) / 16,
         [&](int network, int row, int column, const float(&sum)[2][4]) {
             for_each_pair(sum, [&](int r, int c, float low, float high) {
                 Element* place = out + (network * 16 * ROW_TILES + row + r) * PITCH + column + c;
-                give(place, packed(activate(low), activate(high)));
+                *(Pair*)place = packed(activate(low), activate(high));
             });
         });
-    meet();
+    __syncthreads();
 }
 
 // All of some networks that see the same: calls take(network, row, column, low, high) for two neighbouring outputs of a
@@ -318,7 +254,6 @@ __device__ __forceinline__ void forward(
     const Element* rows, int pitch, const Networks<NUMBER>& of, Element* hidden1, Element* hidden2, Take take)
 {
     using N = Net<CRITIC>;
-    static_assert(SPLIT == 1 || N::LAYERS > 2, "blocks still read a layer when others write the next network's");
     hidden_layer<CRITIC, 0, ROW_TILES>(rows, 0, pitch, of, hidden1);
     if constexpr (N::LAYERS > 2) {
         constexpr int PITCH = pitch_of(N::WIDTH1);
@@ -349,61 +284,35 @@ __device__ __forceinline__ void forward_policy(
         });
 }
 
-// Deltas of a layer's inputs, which an activation gave, take their place. Of the last layer's all blocks make all; else a
-// block makes its columns, and all get them if EVERYWHERE.
-template <bool CRITIC, int LAYER, int ROW_TILES, bool EVERYWHERE, int NUMBER>
+// Deltas of a layer's inputs, which an activation gave, take their place.
+template <bool CRITIC, int LAYER, int ROW_TILES, int NUMBER>
 __device__ __forceinline__ void hidden_deltas(const Element* delta, const Networks<NUMBER>& of, Element* given)
 {
     constexpr Layer layer = layer_of<CRITIC>(LAYER);
     constexpr int PITCH = pitch_of(layer.in), DELTA_PITCH = pitch_of(layer.out);
-    constexpr bool IS_LAST = LAYER == Net<CRITIC>::LAYERS - 1;
-    const Share share(layer.in);
     const Networks<NUMBER> back = {
         of.elements + Net<CRITIC>::ELEMENTS + layer.elements, nullptr, of.elements_apart, 0};
     multiply_rows<ROW_TILES, padded(layer.out) / 16>(
-        delta, 16 * ROW_TILES * DELTA_PITCH, DELTA_PITCH, back, IS_LAST ? 0 : share.first,
-        IS_LAST ? padded(layer.in) / 16 : share.last,
+        delta, 16 * ROW_TILES * DELTA_PITCH, DELTA_PITCH, back, 0, padded(layer.in) / 16,
         [&](int network, int row, int column, const float(&sum)[2][4]) {
             for_each_pair(sum, [&](int r, int c, float low, float high) {
                 Element* place = given + (network * 16 * ROW_TILES + row + r) * PITCH + column + c;
-                const Pair found = through_activation(low, high, *(const Pair*)place);
-                if (EVERYWHERE && !IS_LAST) give(place, found);
-                else *(Pair*)place = found;
+                *(Pair*)place = through_activation(low, high, *(const Pair*)place);
             });
         });
-    if (EVERYWHERE && !IS_LAST) meet();
-    else __syncthreads();
+    __syncthreads();
 }
 
 // Of all hidden layers, by those of the outputs: they take the place of what the layers gave.
-template <bool CRITIC, int ROW_TILES, bool EVERYWHERE, int NUMBER>
+template <bool CRITIC, int ROW_TILES, int NUMBER>
 __device__ __forceinline__ void backward(
     const Element* delta_out, const Networks<NUMBER>& of, Element* hidden1, Element* hidden2)
 {
     if constexpr (Net<CRITIC>::LAYERS > 2) {
-        hidden_deltas<CRITIC, 2, ROW_TILES, EVERYWHERE>(delta_out, of, hidden2);
-        hidden_deltas<CRITIC, 1, ROW_TILES, EVERYWHERE>(hidden2, of, hidden1);
+        hidden_deltas<CRITIC, 2, ROW_TILES>(delta_out, of, hidden2);
+        hidden_deltas<CRITIC, 1, ROW_TILES>(hidden2, of, hidden1);
     } else {
-        hidden_deltas<CRITIC, 1, ROW_TILES, EVERYWHERE>(delta_out, of, hidden1);
-    }
-}
-
-// Brings what a block reads of a network nearer, for a forward pass or for a backward one down to the first layer.
-template <bool CRITIC, bool BACK>
-__device__ __forceinline__ void fetch_network(const Element* elements)
-{
-    if constexpr (SPLIT > 1) {
-#pragma unroll
-        for (int i = BACK ? 1 : 0; i < Net<CRITIC>::LAYERS; ++i) {
-            const Layer layer = layer_of<CRITIC>(i);
-            const Share share(BACK ? layer.in : layer.out);
-            const bool is_last = i == Net<CRITIC>::LAYERS - 1;  // all of it
-            const int lines = padded(BACK ? layer.out : layer.in) / 16 * TILE * (int)sizeof(Element) / 128;  // of a tile
-            const int first = is_last ? 0 : share.first * lines;
-            const int last = is_last ? padded(BACK ? layer.in : layer.out) / 16 * lines : share.last * lines;
-            const char* own = (const char*)(elements + (BACK ? Net<CRITIC>::ELEMENTS : 0) + layer.elements);
-            for (int line = first + threadIdx.x; line < last; line += THREADS) fetch_ahead(own + line * 128);
-        }
+        hidden_deltas<CRITIC, 1, ROW_TILES>(delta_out, of, hidden1);
     }
 }
 

@@ -16,30 +16,22 @@ __device__ __forceinline__ float number_of(const float* weight, float* of_warp)
     return fmaxf(over_block(sum, of_warp), 1.0f);
 }
 
-// The number among all of the rows that a block, or all that share their columns, have.
-__device__ __forceinline__ int rows_index()
-{
-    return blockIdx.x / SPLIT;
-}
-
-// A block's columns of rows of a layer go to memory: [row, padded(width)].
+// Rows of a layer go to memory: [row, padded(width)].
 __device__ __forceinline__ void keep(const Element* rows, int width, unsigned char* memory)
 {
-    constexpr int PIECE = 16 / (int)sizeof(Element), OF_TILE = 16 / PIECE;
-    const Share share(width);
-    const int pieces = padded(width) / PIECE, first = share.first * OF_TILE, count = share.last * OF_TILE - first;
-    Bytes16* place = (Bytes16*)memory + (long long)rows_index() * ROWS * pieces;
-    for (int i = threadIdx.x; i < ROWS * count; i += THREADS) {
-        const int row = i / count, piece = first + i % count;
-        place[row * pieces + piece] = *(const Bytes16*)(rows + row * pitch_of(width) + piece * PIECE);
+    constexpr int PIECE = 16 / (int)sizeof(Element);
+    const int pieces = padded(width) / PIECE;
+    Bytes16* place = (Bytes16*)memory + (long long)blockIdx.x * ROWS * pieces;
+    for (int i = threadIdx.x; i < ROWS * pieces; i += THREADS) {
+        place[i] = *(const Bytes16*)(rows + i / pieces * pitch_of(width) + i % pieces * PIECE);
     }
 }
-// All columns come back, on their way until `wait_for_copies`.
+// And back, on their way until `wait_for_copies`.
 __device__ __forceinline__ void start_fetch(const unsigned char* memory, int width, Element* rows)
 {
     constexpr int PIECE = 16 / (int)sizeof(Element);
     const int pieces = padded(width) / PIECE;
-    const Bytes16* place = (const Bytes16*)memory + (long long)rows_index() * ROWS * pieces;
+    const Bytes16* place = (const Bytes16*)memory + (long long)blockIdx.x * ROWS * pieces;
     for (int i = threadIdx.x; i < ROWS * pieces; i += THREADS) {
         start_copy((Bytes16*)(rows + i / pieces * pitch_of(width) + i % pieces * PIECE), place + i);
     }

@@ -22,16 +22,14 @@ THREADS, STEP_THREADS = 512, 256
 """Of a block of ac_learn.cu; of ac_step.cu."""
 SIDE = 64
 """Parameters of a tile of a gradient, both ways."""
-STAGE = 64
-"""Rows that a block of ac_gradient has in shared memory at once."""
+STAGE, STAGES = 64, 4
+"""Rows that come at once to the shared memory of a block of ac_gradient, and how often they have room there."""
 ROWS_OF_PART = 256
 """Of a batch, for which a block adds up a tile of a gradient, at least."""
 MOST_PARTS = 32
 """Of the rows: the last block that is done with a tile adds them up."""
 MOST_ROWS = 64
 """Of a batch, which a block has."""
-CLUSTER = 8
-"""Blocks that may share columns."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,6 @@ class ACShape:
     """Whether actions are drawn, as SAC does; else, as in TD3, the policy says them, and has a target copy."""
     threads: int = THREADS
     step_threads: int = STEP_THREADS
-    split: int = 1
-    """Blocks of ac_learn.cu that have the same rows, a cluster: each makes its columns of hidden layers."""
 
     @property
     def num_blocks(self) -> int:
@@ -131,7 +127,7 @@ class ACShape:
 
     @property
     def step_shared_bytes(self) -> int:
-        return 4 * STAGE * (SIDE + PADDING) * self.element_bytes + 4 * (self.step_threads // 32) + 64
+        return 2 * STAGES * STAGE * (SIDE + PADDING) * self.element_bytes + 4 * (self.step_threads // 32) + 64
 
     @property
     def num_tiles(self) -> tuple[int, int]:
@@ -166,7 +162,7 @@ class ACShape:
             "NUM_FEATURES": self.num_features, "NUM_NUMBERS": self.num_numbers, "ACTOR_WIDTH1": actor1,
             "ACTOR_WIDTH2": actor2, "CRITIC_WIDTH1": critic1, "CRITIC_WIDTH2": critic2,
             "NUM_CRITICS": self.num_critics, "CRITIC_OUTPUTS": 1, "HAS_POLICY": True, "SAMPLES": self.samples,
-            "FULL_PRECISION": self.element_bytes == 4, "SPLIT": self.split,
+            "FULL_PRECISION": self.element_bytes == 4,
         }  # fmt: skip
 
 
@@ -207,8 +203,7 @@ def shape_of(
 
 
 def shared_out(shape: ACShape, limits: Limits) -> ACShape:
-    """With as many rows a block as let all blocks run at once, or as many blocks of the same rows; gradients by enough
-    blocks, in few enough parts."""
+    """With as many rows a block as let all blocks run at once; gradients by enough blocks, in few enough parts."""
     while shape.num_blocks > limits.num_multiprocessors and shape.rows < MOST_ROWS:
         larger = replace(shape, rows=2 * shape.rows)
         if larger.shared_bytes > limits.shared_bytes:
@@ -216,19 +211,4 @@ def shared_out(shape: ACShape, limits: Limits) -> ACShape:
         shape = larger
     most = min(MOST_PARTS, -(-shape.num_rows // ROWS_OF_PART))
     wanted = round(2 * limits.num_multiprocessors / max(shape.num_tiles))
-    split = largest_split(shape, limits)
-    return replace(shape, parts=max(1, min(most, wanted)), split=split)
-
-
-def largest_split(shape: ACShape, limits: Limits) -> int:
-    """Into how many blocks' columns layers may be split: all blocks run at once, and each has two tiles or more of a
-    layer. A layer must be done with before the next network's takes its place, so that there must be two."""
-    nets = [widths for widths in (shape.actor_widths, shape.critic_widths) if widths]
-    if (limits.capability or (0, 0)) < (9, 0) or min(map(len, nets)) < 2:
-        return 1
-    split = CLUSTER
-    while split > 1 and (
-        split * shape.num_blocks > limits.num_multiprocessors or min(map(min, nets)) < split * 2 * 16
-    ):
-        split //= 2
-    return split
+    return replace(shape, parts=max(1, min(most, wanted)))

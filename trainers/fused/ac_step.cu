@@ -9,7 +9,8 @@
 
 constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
 constexpr int SIDE = 64;                        // parameters of a tile, both ways
-constexpr int STAGE = 64;                       // rows in shared memory at once
+constexpr int STAGE = 64;                       // rows that come to shared memory at once
+constexpr int STAGES = 4;                       // of them, all but one on their way
 constexpr int STAGE_PITCH = SIDE + 8;
 constexpr int ACROSS = WARPS / (SIDE / 16);     // warps that share 16 outputs
 constexpr int COLUMN_TILES = SIDE / 16 / ACROSS;
@@ -38,7 +39,7 @@ struct alignas(16) Stage {
     Element delta[STAGE * STAGE_PITCH], given[STAGE * STAGE_PITCH];
 };
 struct alignas(16) GradientShared {
-    Stage stage[2];
+    Stage stage[STAGES];
     float of_warp[WARPS];
     int is_last;
 };
@@ -91,19 +92,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
     const bool has_bias = task.first_in == 0 && in_tile == 0;
     const Pair ones = packed(1.0f, 1.0f);
     const auto start = [&](int row) {
-        Stage& stage = shared.stage[(row - first) / STAGE % 2];
+        if (row >= last) return close_copies();
+        Stage& stage = shared.stage[(row - first) / STAGE % STAGES];
         start_rows(stage.delta, (const Element*)task.delta, (int)task.out_width, (int)task.first_out, row, last);
         start_rows(stage.given, (const Element*)task.given, (int)task.in_width, (int)task.first_in, row, last);
         close_copies();
     };
     Sums sums = {};
-    if (first < last) start(first);
+    for (int i = 0; i < STAGES - 1; ++i) start(first + i * STAGE);
     for (int row = first; row < last; row += STAGE) {
-        if (row + STAGE < last) start(row + STAGE);
-        else close_copies();
-        wait_for_groups<1>();
+        start(row + (STAGES - 1) * STAGE);
+        wait_for_groups<STAGES - 1>();
         __syncthreads();
-        const Stage& stage = shared.stage[(row - first) / STAGE % 2];
+        const Stage& stage = shared.stage[(row - first) / STAGE % STAGES];
 #pragma unroll
         for (int k = 0; k < STAGE; k += 16) {
             if (row + k >= last || is_idle) break;

@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
     keep(shared.hidden2, Critic::WIDTH2, hidden2);
     keep(shared.delta_out, CRITIC_OUTPUTS, delta_out);
     __syncthreads();
-    backward<true, ROW_TILES, false>(
+    backward<true, ROW_TILES>(
         shared.delta_out, Networks<1>{own, nullptr, 0, 0}, shared.hidden1, shared.hidden2);
     keep(shared.hidden1, Critic::WIDTH1, delta1);
     keep(shared.hidden2, Critic::WIDTH2, delta2);

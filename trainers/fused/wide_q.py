@@ -4,7 +4,7 @@ ac_step.cu)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,7 +67,7 @@ def plan_wide_q(
     found = WideQShape(num_features, 0, (), tuple(hidden), *sizes, num_actions=num_actions)
     if max(found.shared_bytes, found.step_shared_bytes) > limits.shared_bytes:
         return "the network's layers do not fit the shared memory of a block"
-    return replace(shared_out(found, limits), split=1)
+    return shared_out(found, limits)
 
 
 class WideQLearner(ByRows):

@@ -40,13 +40,13 @@ def make_trainer(folder, device: str, **policy) -> Trainer:
     return Trainer(make_config(folder, device, **policy))
 
 
-def learn_by_kernel(trainer: Trainer, rows: int = 16, parts: int = 1, element_bytes: int = 4, split: int = 1) -> None:
+def learn_by_kernel(trainer: Trainer, rows: int = 16, parts: int = 1, element_bytes: int = 4) -> None:
     algorithm = trainer.algorithms["agent"]
     model = algorithm.config.model
     widths = tuple(model.fc_dims), tuple(model.critic_fc_dims or model.fc_dims)
     sizes = algorithm.config.num_critics, BATCH, rows, parts, element_bytes, True, algorithm.config.DRAWS_ACTIONS
     kind = FusedSAC if algorithm.config.DRAWS_ACTIONS else FusedTD3
-    shape = ACShape(3, 1, *widths, *sizes, threads=128, step_threads=128, split=split)
+    shape = ACShape(3, 1, *widths, *sizes, threads=128, step_threads=128)
     algorithm.learns_by = kind(algorithm, replace(shape, is_plain=not algorithm.config.normalize_observation))
     trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
 
@@ -89,26 +89,6 @@ def test_updates_are_those_of_torch(case, tmp_path, device):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     for name, tensor in theirs.table.selector.tensors().items():  # leaves are in units of 2^-20
         torch.testing.assert_close(ours.table.selector.tensors()[name], tensor, rtol=1e-3, atol=64, msg=name)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("algorithm", ["SAC", "TD3"])
-def test_blocks_that_share_columns_change_no_bit(algorithm, precision, tmp_path, device):
-    """Of 100 and 36 columns, 7 tiles and 3: the last of 4 blocks has 1 and none."""
-    if device == "cpu" or torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("there are no clusters here")
-    found = []
-    for split in (1, 2, 4):
-        own = {"algorithm": algorithm, "fc_dims": (100, 36), "critic_fc_dims": [80, 50], "prioritized": True}
-        trainer = make_trainer(tmp_path / str(split), device, **own)
-        learn_by_kernel(trainer, split=split, element_bytes=2 if precision == "bf16" else 4)
-        for _ in range(5):
-            trainer.iterate()
-        found.append(learned(trainer.algorithms["agent"]))
-    assert found[0]["network.trunk.0.weight"].std() > 0
-    for other in found[1:]:
-        for name, tensor in found[0].items():
-            torch.testing.assert_close(other[name], tensor, rtol=0, atol=0, msg=name)
 
 
 @pytest.mark.parametrize("algorithm", ["SAC", "TD3"])
@@ -208,21 +188,19 @@ H100 = replace(LARGE_GPU, has_warpgroups=True)
 
 
 @pytest.mark.parametrize(
-    ("batch", "fc_dims", "limits", "rows", "parts", "split"),
+    ("batch", "fc_dims", "limits", "rows", "parts"),
     [
-        (256, (256, 256), H100, 16, 1, 8),  # 16 of 8 blocks; a gradient of 256 rows is not worth a part
-        (256, (256, 64), H100, 16, 1, 2),  # each of them has two tiles of a layer
-        (4096, (256, 256), H100, 32, 6, 1),  # 48 tiles for 264 blocks; 256 of 16 rows are more than multiprocessors
-        (65536, (256, 256), H100, 64, 6, 1),
-        (256, (256, 256), Limits((8, 0), 163 << 10, 108), 16, 1, 1),  # no clusters
-        (65536, (256, 256), Limits((8, 6), 99 << 10, 84), 16, 4, 1),  # what fits its shared memory
-        (40, (64,), H100, 16, 1, 1),
+        (256, (256, 256), H100, 16, 1),  # 16 blocks; a gradient of 256 rows is not worth a part
+        (4096, (256, 256), H100, 32, 6),  # 48 tiles for 264 blocks; 256 blocks of 16 rows are more than multiprocessors
+        (65536, (256, 256), H100, 64, 6),
+        (65536, (256, 256), Limits((8, 6), 99 << 10, 84), 16, 4),  # what fits its shared memory
+        (40, (64,), H100, 16, 1),
     ],
 )
-def test_a_batch_is_shared_by_as_many_blocks_as_there_are(batch, fc_dims, limits, rows, parts, split):
+def test_a_batch_is_shared_by_as_many_blocks_as_there_are(batch, fc_dims, limits, rows, parts):
     spec = spec_of(load_env("pendulum"), "shared")
     shape = plan_ac(SACConfig(batch_size=batch, model=ModelConfig(fc_dims=fc_dims)), spec, limits, "bf16")
-    assert (shape.rows, shape.parts, shape.split) == (rows, parts, split)
+    assert (shape.rows, shape.parts) == (rows, parts)
     assert max(shape.shared_bytes, shape.step_shared_bytes) <= limits.shared_bytes
 
 
@@ -244,15 +222,13 @@ def test_what_the_kernels_cannot_do_is_told(env, changed, words, monkeypatch):
     assert plan_ac(SACConfig(), spec, CPU, "bf16") == "on a CPU it is faster than the fused kernels"
 
 
-@pytest.mark.parametrize(
-    ("arch", "algorithm", "split"), [("sm_90a", "SAC", 8), ("sm_80", "SAC", 1), ("sm_90a", "TD3", 2)]
-)
-def test_they_compile_for_gpus(tmp_path, arch, algorithm, split):
+@pytest.mark.parametrize(("arch", "algorithm"), [("sm_90a", "SAC"), ("sm_80", "SAC"), ("sm_90a", "TD3")])
+def test_they_compile_for_gpus(tmp_path, arch, algorithm):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc here")
     trainer, draws = make_trainer(tmp_path, "cpu", algorithm=algorithm), algorithm == "SAC"
     trainer.env.backend = backend = CompileOnlyBackend("auto", arch)
-    shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, samples=draws, split=split)
+    shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, samples=draws)
     (FusedSAC if draws else FusedTD3)(trainer.algorithms["agent"], shape)
     group = trainer.rollout.groups["agent"]
     group.actor.stage = replace(group.actor.stage, limits=H100, precision="bf16")
