@@ -22,8 +22,8 @@ THREADS, STEP_THREADS = 512, 256
 """Of a block of ac_learn.cu; of ac_step.cu."""
 SIDE = 64
 """Parameters of a tile of a gradient, both ways."""
-STAGE, STAGES = 64, 4
-"""Rows that come at once to the shared memory of a block of ac_gradient, and how often they have room there."""
+STAGE = 64
+"""Rows that a block of ac_gradient has in shared memory at once."""
 ROWS_OF_PART = 256
 """Of a batch, for which a block adds up a tile of a gradient, at least."""
 MOST_PARTS = 32
@@ -127,7 +127,7 @@ class ACShape:
 
     @property
     def step_shared_bytes(self) -> int:
-        return 2 * STAGES * STAGE * (SIDE + PADDING) * self.element_bytes + 4 * (self.step_threads // 32) + 64
+        return 4 * STAGE * (SIDE + PADDING) * self.element_bytes + 4 * (self.step_threads // 32) + 64
 
     @property
     def num_tiles(self) -> tuple[int, int]:

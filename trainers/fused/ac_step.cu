@@ -9,8 +9,7 @@
 
 constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
 constexpr int SIDE = 64;                        // parameters of a tile, both ways
-constexpr int STAGE = 64;                       // rows that come to shared memory at once
-constexpr int STAGES = 4;                       // of them, all but one on their way
+constexpr int STAGE = 64;                       // rows in shared memory at once
 constexpr int STAGE_PITCH = SIDE + 8;
 constexpr int ACROSS = WARPS / (SIDE / 16);     // warps that share 16 outputs
 constexpr int COLUMN_TILES = SIDE / 16 / ACROSS;
@@ -39,7 +38,7 @@ struct alignas(16) Stage {
     Element delta[STAGE * STAGE_PITCH], given[STAGE * STAGE_PITCH];
 };
 struct alignas(16) GradientShared {
-    Stage stage[STAGES];
+    Stage stage[2];
     float of_warp[WARPS];
     int is_last;
 };
@@ -90,21 +89,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
     const int in_tile = warp / (SIDE / 16) * COLUMN_TILES * 16;
     const bool is_idle = task.first_out + out_tile >= task.out;  // this warp, beyond the layer
     const bool has_bias = task.first_in == 0 && in_tile == 0;
+    const bool is_told = halted[0] == 0.0f;
     const Pair ones = packed(1.0f, 1.0f);
     const auto start = [&](int row) {
-        if (row >= last) return close_copies();
-        Stage& stage = shared.stage[(row - first) / STAGE % STAGES];
+        Stage& stage = shared.stage[(row - first) / STAGE % 2];
         start_rows(stage.delta, (const Element*)task.delta, (int)task.out_width, (int)task.first_out, row, last);
         start_rows(stage.given, (const Element*)task.given, (int)task.in_width, (int)task.first_in, row, last);
         close_copies();
     };
     Sums sums = {};
-    for (int i = 0; i < STAGES - 1; ++i) start(first + i * STAGE);
+    if (first < last) start(first);
     for (int row = first; row < last; row += STAGE) {
-        start(row + (STAGES - 1) * STAGE);
-        wait_for_groups<STAGES - 1>();
+        if (row + STAGE < last) start(row + STAGE);
+        else close_copies();
+        wait_for_groups<1>();
         __syncthreads();
-        const Stage& stage = shared.stage[(row - first) / STAGE % STAGES];
+        const Stage& stage = shared.stage[(row - first) / STAGE % 2];
 #pragma unroll
         for (int k = 0; k < STAGE; k += 16) {
             if (row + k >= last || is_idle) break;
@@ -142,7 +142,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
     }
 
     float square = 0.0f;
-    const bool is_told = halted[0] == 0.0f;
     const auto write = [&](int out, int column, float value) {
         if (out >= task.out || column >= task.in) return;
         gradient[task.weights + out * task.in + column] = value;
@@ -215,34 +214,58 @@ struct Adam {
     }
 };
 
-template <bool CRITIC>
+// What a parameter's step reads: all of it is asked for before anything waits, as for the verdict.
+struct Numbers {
+    float *parameter, value, mean, mean_square, slope, target;
+};
+
+// Steps of all parameters of some networks, and of what follows them.
+//   STEPS    whether Adam makes one; else only what follows does
+//   find     says the Verdict
+template <bool CRITIC, bool STEPS, typename Find>
 __device__ __forceinline__ void step_all(
-    const Verdict& verdict, float rate, int num_networks, const Tensors<CRITIC>& tensors, const float* gradient,
-    float* average, float* square, Element* elements, float* biases, float* target, Element* target_elements,
-    float* target_biases, bool follows)
+    Find find, float rate, int num_networks, const Tensors<CRITIC>& tensors, const float* gradient, float* average,
+    float* square, Element* elements, float* biases, float* target, Element* target_elements, float* target_biases,
+    bool follows)
 {
     using N = Net<CRITIC>;
-    const Adam adam(rate, verdict.num_steps);
     constexpr int EACH = N::PARAMETERS > 0 ? N::PARAMETERS : 1;
-    for (int i = global_thread(); i < num_networks * N::PARAMETERS; i += num_global_threads()) {
+    const int count = num_networks * N::PARAMETERS;
+    const auto read = [&](int i) {
+        Numbers found = {};
+        if (i >= count) return found;
+        found.parameter = &tensors(i / EACH, i % EACH);
+        if (STEPS) {
+            found.mean = average[i];
+            found.mean_square = square[i];
+            found.slope = gradient[i];
+        }
+        if (follows) found.target = target[i];
+        found.value = *found.parameter;
+        return found;
+    };
+    Numbers held = read(global_thread());
+    const Verdict verdict = find();
+    const Adam adam(rate, verdict.num_steps);
+    for (int i = global_thread(); i < count; i += num_global_threads()) {
         const int network = i / EACH;
         const int number = i - network * EACH;
-        float& parameter = tensors(network, number);
-        float value = parameter;
-        if (!verdict.is_halted) {
-            float mean = average[i];
-            float mean_square = square[i];
-            adam.step(value, mean, mean_square, gradient[i] * verdict.shortened);
-            average[i] = mean;
-            square[i] = mean_square;
-            parameter = value;
-            put<CRITIC, true>(elements + network * 2 * N::ELEMENTS, biases + network * N::BIASES, number, value);
+        if (STEPS && !verdict.is_halted) {
+            adam.step(held.value, held.mean, held.mean_square, held.slope * verdict.shortened);
+            average[i] = held.mean;
+            square[i] = held.mean_square;
+            *held.parameter = held.value;
+            put<CRITIC, true>(
+                elements + network * 2 * N::ELEMENTS, biases + network * N::BIASES, number, held.value);
         }
-        if (!follows) continue;
-        const float way = value - target[i];
-        target[i] = TAU < 0.5f ? target[i] + TAU * way : value - way * (1.0f - TAU);
-        put<CRITIC, false>(
-            target_elements + network * N::ELEMENTS, target_biases + network * N::BIASES, number, target[i]);
+        if (follows) {
+            const float way = held.value - held.target;
+            const float there = TAU < 0.5f ? held.target + TAU * way : held.value - way * (1.0f - TAU);
+            target[i] = there;
+            put<CRITIC, false>(
+                target_elements + network * N::ELEMENTS, target_biases + network * N::BIASES, number, there);
+        }
+        held = read(i + num_global_threads());
     }
 }
 
@@ -266,9 +289,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_critics(
     float* biases, const float* sums, int num_blocks, float* figures, bool follows)
 {
     __shared__ float of_warp[WARPS];
-    const Verdict verdict(squares, num_tiles, false, steps[0], halted, run_halted, first_name, default_name, of_warp);
-    step_all<true>(
-        verdict, lr[0], NUM_CRITICS, Tensors<true>{addresses}, gradient, average, square,
+    Verdict verdict;
+    const auto find = [&]() {
+        return verdict = Verdict(
+            squares, num_tiles, false, steps[0], halted, run_halted, first_name, default_name, of_warp);
+    };
+    step_all<true, true>(
+        find, lr[0], NUM_CRITICS, Tensors<true>{addresses}, gradient, average, square,
         (Element*)elements + critic_elements(0), biases + critic_biases(0), target,
         (Element*)elements + target_elements(0), biases + critic_biases(NUM_CRITICS), follows);
     if (blockIdx.x > 0) return;
@@ -296,20 +323,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_actor(
     float* alpha_steps, bool learns_alpha, float target_entropy, long long alpha_name, float* figures)
 {
     __shared__ float of_warp[WARPS];
-    float loss = 0.0f, entropy = 0.0f, whole = 0.0f;
-    for (int block = threadIdx.x; block < num_blocks; block += THREADS) {
-        loss += sums[block * NUM_SUMS];
-        entropy += sums[block * NUM_SUMS + 1];
-        whole = fmaxf(whole, sums[block * NUM_SUMS + 2]);
-    }
-    loss = over_block(loss, of_warp);
-    entropy = over_block(entropy, of_warp);
-    const float slope = entropy - (over_block(whole, of_warp) > 0.0f ? target_entropy : 0.0f);
-    const bool is_bad = learns_alpha && !isfinite(slope);  // all blocks know, and none makes a step
-    const long long name = is_bad ? alpha_name : default_name;
-    const Verdict verdict(squares, num_tiles, is_bad, steps[1], halted, run_halted, first_name, name, of_warp);
-    step_all<false>(
-        verdict, lr[0], 1, Tensors<false>{addresses}, gradient, average, square, (Element*)elements, biases, nullptr,
+    float loss = 0.0f, entropy = 0.0f, slope = 0.0f;
+    Verdict verdict;
+    const auto find = [&]() {
+        float whole = 0.0f;
+        for (int block = threadIdx.x; block < num_blocks; block += THREADS) {
+            loss += sums[block * NUM_SUMS];
+            entropy += sums[block * NUM_SUMS + 1];
+            whole = fmaxf(whole, sums[block * NUM_SUMS + 2]);
+        }
+        loss = over_block(loss, of_warp);
+        entropy = over_block(entropy, of_warp);
+        slope = entropy - (over_block(whole, of_warp) > 0.0f ? target_entropy : 0.0f);
+        const bool is_bad = learns_alpha && !isfinite(slope);  // all blocks know, and none makes a step
+        const long long name = is_bad ? alpha_name : default_name;
+        return verdict = Verdict(squares, num_tiles, is_bad, steps[1], halted, run_halted, first_name, name, of_warp);
+    };
+    step_all<false, true>(
+        find, lr[0], 1, Tensors<false>{addresses}, gradient, average, square, (Element*)elements, biases, nullptr,
         nullptr, nullptr, false);
     if (blockIdx.x > 0) return;
     for (int i = threadIdx.x; i < num_tensors; i += THREADS) adam_steps[i] = verdict.num_steps;
@@ -334,12 +365,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_follow(
     unsigned char* elements, float* biases)
 {
     Element* networks = (Element*)elements;
-    step_all<true>(
-        Verdict(), 0.0f, NUM_CRITICS, Tensors<true>{addresses}, nullptr, nullptr, nullptr, nullptr, nullptr, target,
+    const auto nothing = []() { return Verdict(); };
+    step_all<true, false>(
+        nothing, 0.0f, NUM_CRITICS, Tensors<true>{addresses}, nullptr, nullptr, nullptr, nullptr, nullptr, target,
         networks + target_elements(0), biases + critic_biases(NUM_CRITICS), true);
     if (SAMPLES) return;
-    step_all<false>(
-        Verdict(), 0.0f, 1, Tensors<false>{actor_addresses}, nullptr, nullptr, nullptr, nullptr, nullptr, actor_target,
+    step_all<false, false>(
+        nothing, 0.0f, 1, Tensors<false>{actor_addresses}, nullptr, nullptr, nullptr, nullptr, nullptr, actor_target,
         networks + TARGET_POLICY_ELEMENTS, biases + TARGET_POLICY_BIASES, true);
 }
 
