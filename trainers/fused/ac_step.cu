@@ -44,23 +44,38 @@ struct alignas(16) GradientShared {
 };
 static_assert(sizeof(GradientShared) <= SHARED_BYTES, "the block has less shared memory");
 
-// Rows of SIDE columns on their way to shared memory; zeros beyond the array.
-__device__ __forceinline__ void start_rows(
-    Element* to, const Element* from, int width, int column, int row, int num_rows)
-{
-    constexpr int PIECE = 16 / (int)sizeof(Element);
-    constexpr int PIECES = SIDE / PIECE;
-    for (int i = threadIdx.x; i < STAGE * PIECES; i += THREADS) {
-        const int mine = row + i / PIECES;
-        const int at = column + i % PIECES * PIECE;
-        Bytes16* place = (Bytes16*)(to + i / PIECES * STAGE_PITCH + i % PIECES * PIECE);
-        if (mine < num_rows && at < width) {
-            start_copy(place, (const Bytes16*)(from + (long long)mine * width + at));
-        } else {
-            *place = {};
-        }
+// What a thread brings of rows of SIDE columns to shared memory, stage by stage; nothing from beyond the array, which no
+// product reads.
+class Pieces {
+public:
+    //   array  [.., width]
+    //   row    the first of the first stage
+    __device__ __forceinline__ Pieces(const Element* array, int width, int column, int row) : width(width)
+    {
+        const int at = column + threadIdx.x % OF_ROW * PIECE;
+        const int first = threadIdx.x / OF_ROW;
+        from = array + (long long)(row + first) * width + at;
+        first_row = at < width ? first : STAGE;
+        place = first * STAGE_PITCH + at - column;
     }
-}
+
+    //   num_rows  that are there
+    __device__ __forceinline__ void start(Element* to, int num_rows)
+    {
+#pragma unroll
+        for (int i = 0; i < STAGE; i += AT_ONCE) {
+            if (first_row + i >= num_rows || first_row >= STAGE) break;
+            start_copy((Bytes16*)(to + place + i * STAGE_PITCH), (const Bytes16*)(from + i * width));
+        }
+        from += STAGE * width;
+    }
+
+private:
+    static constexpr int PIECE = 16 / (int)sizeof(Element), OF_ROW = SIDE / PIECE, AT_ONCE = THREADS / OF_ROW;
+    static_assert(STAGE % AT_ONCE == 0, "all threads have as many pieces");
+    const Element* from;
+    int width, first_row, place;
+};
 
 // Gradients of weights and biases: deltas times what their layers were given. A block has a tile and a part of the rows;
 // the last that is done with a tile adds up.
@@ -87,14 +102,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
     const int warp = threadIdx.x / 32;
     const int out_tile = warp % (SIDE / 16) * 16;
     const int in_tile = warp / (SIDE / 16) * COLUMN_TILES * 16;
-    const bool is_idle = task.first_out + out_tile >= task.out;  // this warp, beyond the layer
-    const bool has_bias = task.first_in == 0 && in_tile == 0;
+    const int num_out = (int)(task.out - task.first_out), num_in = (int)(task.in - task.first_in);  // from the tile's on
+    const int column_tiles = num_out <= out_tile ? 0 : (num_in - in_tile + 15) / 16;  // this warp's, or more
+    const bool has_bias = task.first_in == 0 && in_tile == 0 && column_tiles > 0;
     const bool is_told = halted[0] == 0.0f;
     const Pair ones = packed(1.0f, 1.0f);
+    Pieces delta((const Element*)task.delta, (int)task.out_width, (int)task.first_out, first);
+    Pieces given((const Element*)task.given, (int)task.in_width, (int)task.first_in, first);
     const auto start = [&](int row) {
         Stage& stage = shared.stage[(row - first) / STAGE % 2];
-        start_rows(stage.delta, (const Element*)task.delta, (int)task.out_width, (int)task.first_out, row, last);
-        start_rows(stage.given, (const Element*)task.given, (int)task.in_width, (int)task.first_in, row, last);
+        delta.start(stage.delta, last - row);
+        given.start(stage.given, last - row);
         close_copies();
     };
     Sums sums = {};
@@ -107,12 +125,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
         const Stage& stage = shared.stage[(row - first) / STAGE % 2];
 #pragma unroll
         for (int k = 0; k < STAGE; k += 16) {
-            if (row + k >= last || is_idle) break;
+            if (row + k >= last || column_tiles <= 0) break;
             Pair a[4];
             load_columns<true, false>(a, stage.delta + k * STAGE_PITCH, STAGE_PITCH, out_tile);
 #pragma unroll
             for (int i = 0; i < COLUMN_TILES; ++i) {
-                if (task.first_in + in_tile + 16 * i >= task.in) break;
+                if (i >= column_tiles) break;
                 Pair b[4];
                 load_columns<false, false>(b, stage.given + k * STAGE_PITCH, STAGE_PITCH, in_tile + 16 * i);
                 multiply(sums.of[i][0], a, b[0], b[1]);
@@ -142,27 +160,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
     }
 
     float square = 0.0f;
+    float* weights = gradient + task.weights + task.first_out * task.in + task.first_in;
+    const int pitch = (int)task.in;
     const auto write = [&](int out, int column, float value) {
-        if (out >= task.out || column >= task.in) return;
-        gradient[task.weights + out * task.in + column] = value;
+        if (out >= num_out || column >= num_in) return;
+        weights[out * pitch + column] = value;
         square += value * value;
         if (!isfinite(value) && is_told) atomicMin(first_name, task.name);
     };
-    const int first_out = (int)task.first_out + out_tile;
 #pragma unroll
     for (int i = 0; i < COLUMN_TILES; ++i) {
         for_each_pair(sums.of[i], [&](int r, int c, float low, float high) {
-            const int column = (int)task.first_in + in_tile + 16 * i + c;
-            write(first_out + r, column, low);
-            write(first_out + r, column + 1, high);
+            const int column = in_tile + 16 * i + c;
+            write(out_tile + r, column, low);
+            write(out_tile + r, column + 1, high);
         });
     }
     if (has_bias && (lane_index() & 3) == 0) {
         for (int i = 0; i < 2; ++i) {
-            const int out = first_out + lane_index() / 4 + 8 * i;
+            const int out = out_tile + lane_index() / 4 + 8 * i;
             const float value = sums.of_bias[2 * i];
-            if (out >= task.out) continue;
-            gradient[task.biases + out] = value;
+            if (out >= num_out) continue;
+            gradient[task.biases + task.first_out + out] = value;
             square += value * value;
             if (!isfinite(value) && is_told) atomicMin(first_name, task.name + 1);
         }
