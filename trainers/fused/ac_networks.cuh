@@ -162,7 +162,7 @@ __device__ __forceinline__ void multiply_tiles(
 #pragma unroll
         for (int r = 0; r < TOGETHER; ++r) sum[r][i / 4][i % 4] = start;
     }
-    constexpr int AHEAD = TOGETHER > 4 ? 8 : 16;  // fragments on their way at once
+    constexpr int AHEAD = TOGETHER > 2 ? 8 : 16;  // fragments on their way at once
     for (int some = 0; some < K_TILES; some += AHEAD) {
         Pair b[AHEAD][4];
 #pragma unroll
