@@ -18,8 +18,6 @@ from warpdrive.gaussian_sampler import constants_of_box
 
 ROWS, MANY_ROWS = 16, 64
 """Agents of a block; where there are more of these blocks than multiprocessors."""
-NUMBERS_OF_BLOCK = 256
-"""Parameters that a block packs."""
 
 
 class FusedBoxActor(BoxActor):
@@ -75,7 +73,7 @@ class FusedBoxActor(BoxActor):
         if t == 0:
             parameters = list(self.policy.parameters())
             addresses = torch.tensor([one.data_ptr() for one in parameters], device=group.rollout.reward.device)
-            num_blocks = -(-sum(one.numel() for one in parameters) // NUMBERS_OF_BLOCK)
+            num_blocks = -(-sum(one.numel() for one in parameters) // shape.threads)
             pack = LaunchShape(num_blocks, (shape.threads, 1))
             calls.append(self._functions.prepare("ac_pack_policy", pack, addresses=addresses, **self._packed))
         act = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.act_shared_bytes)

@@ -27,7 +27,7 @@ __device__ __forceinline__ bool is_less(float x, float than)
     return x < than || x != x;
 }
 
-// Deltas take the place of what hidden layers gave, once that is in memory.
+// Deltas take the place of what hidden layers gave, once nobody else reads that here.
 struct alignas(16) JudgeShared {
     Element seen[2 * ROWS * SEEN_PITCH];  // of the rows, then what came after them; behind it what is done
     Element hidden1[AT_ONCE * ROWS * PITCH1], hidden2[AT_ONCE * ROWS * PITCH2];

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainers.acting.actor import Call
 from trainers.fused.ac_shape import SIDE, ACShape, plan_ac
 from trainers.fused.of_replay import ByKernels, Drawn, find_learner, join_memory
 from trainers.fused.packed import KERNELS, bytes_of, elements_of
@@ -30,10 +31,6 @@ OF_POLICY = ("actor_loss", "entropy", "grad_norm", "alpha")
 """Figures, as a step writes them."""
 NUM_SUMS = 4
 """Figures of a block of ac_learn.cu."""
-NUMBERS_OF_BLOCK = 256
-"""Parameters that a block of a step has."""
-
-Call = Callable[[], None]
 
 
 def find_ac_learner(learner: ActorAndCritics) -> ActorAndCritics | FusedACLearner:
@@ -124,7 +121,9 @@ class Learned:
         )  # fmt: skip
 
     def by_numbers(self) -> LaunchShape:
-        return LaunchShape(-(-len(self.adam.average) // NUMBERS_OF_BLOCK), (self.shape.step_threads, 1))
+        """A parameter a thread."""
+        threads = self.shape.step_threads
+        return LaunchShape(-(-len(self.adam.average) // threads), (threads, 1))
 
     def _tiles(self) -> Iterator[tuple[int, ...]]:
         """Tasks of ac_step.cu."""

@@ -185,7 +185,8 @@ __device__ __forceinline__ void multiply_tiles(
     for (int r = 0; r < TOGETHER; ++r) take(first_row + 16 * r, tile * 16, sum[r]);
 }
 
-// Networks of one kind that rows go through side by side, and how far apart their numbers are.
+// Networks of one kind that rows go through side by side, and how far apart their numbers are: fragments of a layer's
+// weights [column tile, tile of what is summed over], and biases, or null.
 template <int NUMBER>
 struct Networks {
     const Element* elements;
@@ -195,9 +196,8 @@ struct Networks {
 
 // Rows of each network times a matrix of its own: calls take(network, row, column, sum) for each 16 by 16 of it, by the
 // warp that has it.
-//   rows       16 ROW_TILES of 16 K_TILES columns, in shared memory; `rows_apart` from one network's to the next one's
-//   fragments  [COLUMN_TILES, K_TILES]
-//   bias       [16 COLUMN_TILES]; none if null
+//   rows  16 ROW_TILES of 16 K_TILES columns, in shared memory; `rows_apart` from one network's to the next one's
+//   of    from that layer on, of which the tiles `first_tile` up to `last_tile`
 // A warp has a column of tiles, or one tile where there are more warps than tiles.
 template <int ROW_TILES, int K_TILES, int NUMBER, typename Take>
 __device__ __forceinline__ void multiply_rows(

@@ -102,11 +102,12 @@ class ACShape:
         seen, out, value = (
             to_tiles(width) + PADDING for width in (self.num_features + self.num_numbers, self.num_outputs, 1)
         )
+        judges = self.num_critics if self.samples else 1
         judge = 2 * seen + max(2, self.num_critics) * hidden + self.num_critics * value
-        improve = seen + self.num_critics * (hidden + value) + of_actor + out
+        improve = seen + judges * (hidden + value) + of_actor + out
         floats = max(
             2 * self.num_outputs + self.num_critics + 1,
-            self.num_critics * (1 + self.num_numbers) + self.num_outputs + 2,
+            judges * (1 + self.num_numbers) + self.num_outputs + 2,
         )
         return rows * (self.element_bytes * max(judge, improve) + 4 * floats) + 4 * (self.threads // 32) + 128
 
@@ -148,7 +149,7 @@ class ACShape:
         floats += self.batch * (self.num_outputs + 1)
         floats += 0 if self.is_plain else self.batch * (4 * self.num_features + 1)  # and while they are made
         tiles = sum(self.num_tiles)
-        floats += tiles * (2 + 20) + (tiles * self.parts * self.sums_of_block if self.parts > 1 else 0)
+        floats += tiles * (2 + 22) + (tiles * self.parts * self.sums_of_block if self.parts > 1 else 0)
         return self.element_bytes * elements + 4 * floats
 
     @property

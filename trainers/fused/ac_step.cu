@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_gradient(
     const int in_tile = warp / (SIDE / 16) * COLUMN_TILES * 16;
     const int num_out = (int)(task.out - task.first_out), num_in = (int)(task.in - task.first_in);  // from the tile's on
     const int column_tiles = num_out <= out_tile ? 0 : (num_in - in_tile + 15) / 16;  // this warp's, or more
-    const bool has_bias = task.first_in == 0 && in_tile == 0 && column_tiles > 0;
+    const bool has_bias = task.first_in == 0 && in_tile == 0;
     const bool is_told = halted[0] == 0.0f;
     const Pair ones = packed(1.0f, 1.0f);
     Pieces delta((const Element*)task.delta, (int)task.out_width, (int)task.first_out, first);
@@ -233,16 +233,16 @@ struct Adam {
     }
 };
 
-// What a parameter's step reads: all of it is asked for before anything waits, as for the verdict.
+// What a parameter's step reads, asked for before the verdict is waited for.
 struct Numbers {
     float *parameter, value, mean, mean_square, slope, target;
 };
 
 // Steps of all parameters of some networks, and of what follows them.
 //   STEPS    whether Adam makes one; else only what follows does
-//   find     says the Verdict
+//   find     says the Verdict, which is returned
 template <bool CRITIC, bool STEPS, typename Find>
-__device__ __forceinline__ void step_all(
+__device__ __forceinline__ Verdict step_all(
     Find find, float rate, int num_networks, const Tensors<CRITIC>& tensors, const float* gradient, float* average,
     float* square, Element* elements, float* biases, float* target, Element* target_elements, float* target_biases,
     bool follows)
@@ -286,6 +286,7 @@ __device__ __forceinline__ void step_all(
         }
         held = read(i + num_global_threads());
     }
+    return verdict;
 }
 
 // Adam's step of all critics, and of what follows them.
@@ -308,12 +309,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_critics(
     float* biases, const float* sums, int num_blocks, float* figures, bool follows)
 {
     __shared__ float of_warp[WARPS];
-    Verdict verdict;
     const auto find = [&]() {
-        return verdict = Verdict(
-            squares, num_tiles, false, steps[0], halted, run_halted, first_name, default_name, of_warp);
+        return Verdict(squares, num_tiles, false, steps[0], halted, run_halted, first_name, default_name, of_warp);
     };
-    step_all<true, true>(
+    const Verdict verdict = step_all<true, true>(
         find, lr[0], NUM_CRITICS, Tensors<true>{addresses}, gradient, average, square,
         (Element*)elements + critic_elements(0), biases + critic_biases(0), target,
         (Element*)elements + target_elements(0), biases + critic_biases(NUM_CRITICS), follows);
@@ -343,7 +342,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_actor(
 {
     __shared__ float of_warp[WARPS];
     float loss = 0.0f, entropy = 0.0f, slope = 0.0f;
-    Verdict verdict;
     const auto find = [&]() {
         float whole = 0.0f;
         for (int block = threadIdx.x; block < num_blocks; block += THREADS) {
@@ -356,9 +354,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_actor(
         slope = entropy - (over_block(whole, of_warp) > 0.0f ? target_entropy : 0.0f);
         const bool is_bad = learns_alpha && !isfinite(slope);  // all blocks know, and none makes a step
         const long long name = is_bad ? alpha_name : default_name;
-        return verdict = Verdict(squares, num_tiles, is_bad, steps[1], halted, run_halted, first_name, name, of_warp);
+        return Verdict(squares, num_tiles, is_bad, steps[1], halted, run_halted, first_name, name, of_warp);
     };
-    step_all<false, true>(
+    const Verdict verdict = step_all<false, true>(
         find, lr[0], 1, Tensors<false>{addresses}, gradient, average, square, (Element*)elements, biases, nullptr,
         nullptr, nullptr, false);
     if (blockIdx.x > 0) return;

@@ -7,11 +7,12 @@ and `RecurrentGradient` as it learns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
+from trainers.acting.actor import Call
 from trainers.fused.by_layers import Dense, LayersGradient, NetworkOfRows, Norm, places_of_sums
 from trainers.fused.cell import CellPlan, RecurrentShape
 from trainers.fused.gradient import Places
@@ -21,7 +22,6 @@ from trainers.fused.shape import WARPS
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
 
-Call = Callable[[], None]
 MAX_DENSE_INPUT = 256
 """Columns that a warp of dense.cu holds in registers."""
 

@@ -52,8 +52,8 @@ __device__ __forceinline__ void value_rows(
 extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
     const float* observation, const float* next_observation, const long long* action, const float* reward,
     const float* discount, const float* weight, const bool* next_mask, const unsigned char* elements,
-    const float* biases, const float* adam_steps, float* steps, unsigned char* seen, unsigned char* hidden1, unsigned char* hidden2,
-    unsigned char* delta1, unsigned char* delta2, unsigned char* delta_out, float* error, float* sums)
+    const float* biases, const float* adam_steps, float* steps, unsigned char* seen, unsigned char* hidden1,
+    unsigned char* hidden2, unsigned char* delta1, unsigned char* delta2, unsigned char* delta_out, float* error, float* sums)
 {
     extern __shared__ char memory[];
     Shared& shared = *(Shared*)memory;

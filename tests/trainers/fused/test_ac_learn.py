@@ -13,7 +13,7 @@ from trainers.errors import NonFiniteError
 from trainers.experience.spec import spec_of
 from trainers.fused import plan
 from trainers.fused.ac_learner import FusedSAC, FusedTD3
-from trainers.fused.ac_shape import ACShape, plan_ac
+from trainers.fused.ac_shape import STEP_THREADS, THREADS, ACShape, plan_ac
 from trainers.fused.limits import CPU, LARGE_GPU, Limits
 from trainers.settings.config import Config, ModelConfig, TrainerConfig
 from trainers.settings.read_config import read_config
@@ -44,9 +44,11 @@ def learn_by_kernel(trainer: Trainer, rows: int = 16, parts: int = 1, element_by
     algorithm = trainer.algorithms["agent"]
     model = algorithm.config.model
     widths = tuple(model.fc_dims), tuple(model.critic_fc_dims or model.fc_dims)
-    sizes = algorithm.config.num_critics, BATCH, rows, parts, element_bytes, True, algorithm.config.DRAWS_ACTIONS
+    batch = algorithm.config.batch_size
+    sizes = algorithm.config.num_critics, batch, rows, parts, element_bytes, True, algorithm.config.DRAWS_ACTIONS
     kind = FusedSAC if algorithm.config.DRAWS_ACTIONS else FusedTD3
-    shape = ACShape(3, 1, *widths, *sizes, threads=128, step_threads=128)
+    threads = (128, 128) if batch == BATCH else (THREADS, STEP_THREADS)
+    shape = ACShape(3, 1, *widths, *sizes, threads=threads[0], step_threads=threads[1])
     algorithm.learns_by = kind(algorithm, replace(shape, is_plain=not algorithm.config.normalize_observation))
     trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
 
@@ -63,6 +65,12 @@ SWITCHES = {
     "DDPG, one layer, prioritised": {"algorithm": "DDPG", "fc_dims": (70,), "prioritized": True, "activation": "tanh"},
     "a shorter gradient, a temperature that stays": {
         "max_grad_norm": 0.01, "learns_temperature": False, "temperature": 0.3, "critic_fc_dims": [20],
+    },
+    "224 rows by three blocks a tile, two stages each": {
+        "batch_size": 200, "buffer_size": 300, "fc_dims": (100, 70), "critic_fc_dims": [36],
+    },
+    "TD3, 208 rows by one, four stages": {
+        "algorithm": "TD3", "batch_size": 200, "buffer_size": 300, "num_critics": 3, "fc_dims": (20, 90),
     },
 }  # fmt: skip
 
