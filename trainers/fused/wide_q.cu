@@ -53,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
     const float* observation, const float* next_observation, const long long* action, const float* reward,
     const float* discount, const float* weight, const bool* next_mask, const unsigned char* elements,
     const float* biases, const float* adam_steps, float* steps, unsigned char* seen, unsigned char* hidden1,
-    unsigned char* hidden2, unsigned char* delta1, unsigned char* delta2, unsigned char* delta_out, float* error, float* sums)
+    unsigned char* hidden2, unsigned char* delta1, unsigned char* delta2, unsigned char* delta_out,
+    float* error, float* sums)
 {
     extern __shared__ char memory[];
     Shared& shared = *(Shared*)memory;
