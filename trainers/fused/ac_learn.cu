@@ -26,6 +26,16 @@ __device__ __forceinline__ bool is_less(float x, float than)
 {
     return x < than || x != x;
 }
+// Which critic says the least of a row.
+template <int NUMBER>
+__device__ __forceinline__ int least_of(const float (&q)[NUMBER][ROWS], int row)
+{
+    int least = 0;
+    for (int i = 1; i < NUMBER; ++i) {
+        if (is_less(q[i][row], q[least][row])) least = i;
+    }
+    return least;
+}
 
 // Deltas take the place of what hidden layers gave, once nobody else reads that here.
 struct alignas(16) JudgeShared {
@@ -44,15 +54,6 @@ struct alignas(16) ImproveShared {
     float q[NUM_JUDGES][ROWS], slope[NUM_JUDGES][ROWS * NUM_NUMBERS], outputs[ROWS * Actor::OUTPUTS];
     float log_prob[ROWS], weight[ROWS];
     float of_warp[WARPS];
-
-    __device__ __forceinline__ int least_of(int row) const
-    {
-        int least = 0;
-        for (int i = 1; i < NUM_JUDGES; ++i) {
-            if (is_less(q[i][row], q[least][row])) least = i;
-        }
-        return least;
-    }
 };
 static_assert(sizeof(JudgeShared) <= SHARED_BYTES, "the block has less shared memory");
 static_assert(sizeof(ImproveShared) <= SHARED_BYTES, "the block has less shared memory");
@@ -157,10 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
         shared.seen + ROWS * SEEN_PITCH, SEEN_PITCH, targets, shared.hidden1, shared.hidden2, take_value);
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
         if (first + row >= BATCH) break;
-        float least = shared.value[0][row];
-        for (int i = 1; i < NUM_CRITICS; ++i) {
-            if (is_less(shared.value[i][row], least)) least = shared.value[i][row];
-        }
+        const float least = shared.value[least_of(shared.value, row)][row];
         shared.target[row] = reward[first + row] + discount[first + row] * (least + shared.target[row]);
     }
     __syncthreads();
@@ -174,10 +172,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     float loss = 0.0f, q_sum = 0.0f, error_sum = 0.0f;
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
         if (first + row >= BATCH) break;
+        const float weighs = weight[first + row];
         float of_row = 0.0f;
-        for (int critic = 0; critic < NUM_CRITICS; ++critic) {
-            const float weighs = weight[first + row];
-            if (weighs == 0.0f) continue;  // its delta stays 0
+        for (int critic = 0; critic < NUM_CRITICS && weighs != 0.0f; ++critic) {  // else its deltas stay 0
             const float distance = shared.value[critic][row] - shared.target[row];
             loss += distance * distance * weighs;
             q_sum += shared.value[critic][row] / NUM_CRITICS;
@@ -275,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
         });
     // How what the smallest of them says depends on the action.
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
-        narrow(shared.critic_delta[(shared.least_of(row) * ROWS + row) * CRITIC_PITCH_OUT], 1.0f);
+        narrow(shared.critic_delta[(least_of(shared.q, row) * ROWS + row) * CRITIC_PITCH_OUT], 1.0f);
     }
     __syncthreads();
     backward<true, ROW_TILES>(shared.critic_delta, judges, shared.hidden1, shared.hidden2);
@@ -299,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
         Element* delta = shared.delta + row * PITCH_OUT;
         if (first + row >= BATCH) continue;
         const float weighs = shared.weight[row];
-        loss -= weighs * (shared.q[shared.least_of(row)][row] - alpha * shared.log_prob[row]);
+        loss -= weighs * (shared.q[least_of(shared.q, row)][row] - alpha * shared.log_prob[row]);
         entropy -= weighs * shared.log_prob[row];
         whole = fmaxf(whole, weighs);
         for (int i = 0; i < NUM_NUMBERS && weighs > 0.0f; ++i) {
