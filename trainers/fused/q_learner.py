@@ -24,6 +24,7 @@ from trainers.fused.with_envs import compile_with_envs, envs_of_block
 from trainers.learning.adam_kernels import AdamMemory
 from trainers.networks.policy import inputs_of
 from trainers.replay.kernel_text import HERE as REPLAY
+from trainers.replay.records import in_one_run, pitch_of
 from trainers.replay.selectors import Prioritized
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import ConfigError
@@ -40,6 +41,7 @@ FIGURES = ("loss", "q_mean", "td_error", "grad_norm")
 """Of the last update, as the kernel writes them."""
 KERNEL = "Q-learning"
 """As which it is told of."""
+_PITCHES = {"DONE_PITCH": "done", "ACTION_PITCH": "action", "REWARD_PITCH": "reward", "SEEN_PITCH": "observation_0"}
 
 
 def plan_q(
@@ -215,6 +217,7 @@ class FusedQLearner:
             "TARGET_FREQ": config.target_update_freq,
             "TAU": float(config.tau),
             "CLIPS": config.clip_grad_norm,
+            **{name: pitch_of(store.tensors[one]) for name, one in _PITCHES.items()},
         }
         if not isinstance(shape, QAloneShape):
             constants["PRIORITIZED"] = config.prioritized
@@ -236,9 +239,9 @@ class FusedQLearner:
         guard, name = learner.guard, learner.group.name
         return {
             "schedule": self._schedule,
-            "observation": store.tensors["observation_0"],
+            "observation": in_one_run(store.tensors["observation_0"]),
             "side": store.small["side_observation_0"],
-            **{one: store.tensors[one] for one in ("reward", "action", "done")},
+            **{one: in_one_run(store.tensors[one]) for one in ("reward", "action", "done")},
             **layers_of(self.parameters),
             "head": store.small["head"],
             "seed": store.seed,

@@ -1,6 +1,7 @@
 // Rows of an update of a Q-network: what is known of them before they are gathered, the gathering, and what they lose.
 //
-// Constants: those of q_learn.cu; LANES threads gather a row. `Shared` is a block's memory, as q_batch.cuh has it.
+// Constants: those of q_learn.cu, among them what the store has from one env's to the next one's: DONE_PITCH,
+// ACTION_PITCH, REWARD_PITCH and SEEN_PITCH numbers. LANES threads gather a row. `Shared` is a block's memory, as q_batch.cuh has it.
 #pragma once
 
 #include "losses/huber.cuh"
@@ -43,17 +44,17 @@ struct Coming {
     const Item item;
     const Fate fate;
     const int action;
-    Returns<true, false> returns;
+    Returns<true, REWARD_PITCH, false, 0> returns;
     const Features now, next;
 
     __device__ __forceinline__ Coming(const Steps& steps, const Item& item_, const Fate& fate_)
         : item(item_),
           fate(fate_),
-          action((int)steps.action[row_of<true>(item, item.slot)]),
+          action((int)steps.action[place_of<true, 1, ACTION_PITCH>(item, item.slot)]),
           returns(item, threadIdx.x % LANES, steps.reward, nullptr),
-          now(steps.observation + row_of<true>(item, item.slot) * NUM_FEATURES, threadIdx.x % LANES),
-          next(fate.code > 1 ? steps.side + row_of<true>(item, fate.code - 2) * NUM_FEATURES
-                             : steps.observation + row_of<true>(item, slot_after(item.slot, fate.num_steps)) * NUM_FEATURES,
+          now(steps.observation + seen_at(item, item.slot), threadIdx.x % LANES),
+          next(fate.code > 1 ? steps.side + place_of<true, NUM_FEATURES, OWN_PITCH<true, NUM_FEATURES>>(item, fate.code - 2)
+                             : steps.observation + seen_at(item, slot_after(item.slot, fate.num_steps)),
                threadIdx.x % LANES)
     {
     }
@@ -72,6 +73,11 @@ struct Coming {
     }
 
 private:
+    __device__ __forceinline__ static long long seen_at(const Item& item, int slot)
+    {
+        return place_of<true, NUM_FEATURES, SEEN_PITCH>(item, slot);
+    }
+
     __device__ __forceinline__ static void put(const Features& features, Element* to)
     {
 #pragma unroll

@@ -1,12 +1,15 @@
 // Takes a window of NUM_STEPS steps of all envs into the rings, in one launch: some blocks look at how the steps ended,
-// and keep what truncated episodes saw last; the others copy the fields. Of a small grid each block does both.
+// put records together, and keep what truncated episodes saw last; the others copy long fields. Of a small grid each
+// block does both.
 //
 // Constants:
 //   NUM_STEPS        of a window
 //   NUM_SLOTS        of a ring
 //   NUM_SIDES        truncations of an env whose last observations are kept
 //   MAX_TRUNCATIONS  of an env in a window, whose last observations it has
-//   ENVS_OF_BLOCK    that a block looks at together, one a thread
+//   ENVS_OF_BLOCK    that a block looks at together, at most one a thread
+//   RECORD           bytes of a record of short fields, see records.py
+//   CODE_OFFSET      of the code that says how a step ended, in its record
 #pragma once
 #include "warpdrive.cuh"
 
@@ -22,13 +25,12 @@ struct Crew {
 };
 
 struct Crews {
-    int num_envs;  // that a block looks at together
     Crew of_steps, of_rows;
 
-    __device__ __forceinline__ Crews() : num_envs(blockDim.x < ENVS_OF_BLOCK ? (int)blockDim.x : ENVS_OF_BLOCK)
+    __device__ __forceinline__ Crews()
     {
         const int block = (int)blockIdx.x, all = (int)gridDim.x;
-        const int wanted = (NUM_ENVS + num_envs - 1) / num_envs;
+        const int wanted = (NUM_ENVS + ENVS_OF_BLOCK - 1) / ENVS_OF_BLOCK;
         const bool are_apart = all >= 2 * wanted;  // those of steps first: they take longest
         of_steps = {block, are_apart ? wanted : all};
         of_rows = are_apart ? Crew{block - wanted, all - wanted} : Crew{block, all};
@@ -45,70 +47,215 @@ __device__ __forceinline__ void move_head(long long begin, long long* head)
     if (seen - (unsigned long long)begin == gridDim.x - 1u) head[0] = head[1] = begin + NUM_STEPS;
 }
 
-constexpr int STEPS_AT_ONCE = 16;  // whose ends a thread reads together: no read waits for what is written
+// Envs that a block looks at together.
+struct Envs {
+    long long first;
+    int count;
 
-// How each step ended, and which row of the sides takes what a truncated episode saw last.
+    __device__ __forceinline__ explicit Envs(long long number)
+        : first(number * ENVS_OF_BLOCK),
+          count(NUM_ENVS - first < ENVS_OF_BLOCK ? (int)(NUM_ENVS - first) : ENVS_OF_BLOCK)
+    {
+    }
+};
+
+__device__ __forceinline__ int slot_of(int base, int t)
+{
+    return base + t < NUM_SLOTS ? base + t : base + t - NUM_SLOTS;
+}
+
+// As large a word as a piece of so many bytes is a multiple of.
+template <int BYTES, int SIZE = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : BYTES % 2 == 0 ? 2 : 1>
+struct PieceOf;
+template <int BYTES> struct PieceOf<BYTES, 16> { typedef uint4 Word; };
+template <int BYTES> struct PieceOf<BYTES, 8> { typedef uint2 Word; };
+template <int BYTES> struct PieceOf<BYTES, 4> { typedef unsigned int Word; };
+template <int BYTES> struct PieceOf<BYTES, 2> { typedef unsigned short Word; };
+template <int BYTES> struct PieceOf<BYTES, 1> { typedef unsigned char Word; };
+
+// What is not soon read again makes no room by what is.
+template <typename Word>
+__device__ __forceinline__ void store_once(Word* place, const Word& word)
+{
+#ifndef WARPDRIVE_CPU
+    if constexpr (sizeof(Word) == 16) {
+        __stcs((uint4*)place, *(const uint4*)&word);
+        return;
+    }
+#endif
+    *place = word;
+}
+
+__device__ constexpr int least(int a, int b) { return a < b ? a : b; }
+
+// Steps whose records a block puts together at once; and whose ends a thread reads together, so that no read waits for
+// what is written.
+constexpr int STEPS_AT_ONCE = least(least(16, NUM_STEPS), (32 << 10) / (ENVS_OF_BLOCK * RECORD));
+static_assert(STEPS_AT_ONCE > 0, "records are too long");
+
+// Records that are put together, in shared memory.
+struct Staged {
+    alignas(16) unsigned char records[STEPS_AT_ONCE][ENVS_OF_BLOCK][RECORD];
+
+    // What fills records up is zeros.
+    __device__ __forceinline__ void clear()
+    {
+        for (int i = threadIdx.x; i < (int)sizeof(records); i += blockDim.x) (&records[0][0][0])[i] = 0;
+        __syncthreads();
+    }
+};
+
+// How the steps of an env ended, and which row of the sides takes what a truncated episode saw last. A thread has an
+// env.
 //   terminated, truncated  [step, env]                                                              read
 //   begin          steps before this window
-//   done           [slot, env]  0 goes on, 1 terminated, 2 + r truncated, seen last in row r        written
+//   ring           [slot, env, RECORD]  of which codes of steps before t0 may be                    written
 //   side_step      [side, env]  the step whose last observations the row holds, and 1; 0: none yet  read, written
 //   num_truncated  [env]        rows given so far                                                   read, written
 //   num_dropped    [env]        truncations that had no room, or whose row was needed again         read, written
 //   side_of        [truncation, env]  row for the window's k-th truncation of an env, or -1         written
 template <typename Done>
-__device__ __forceinline__ void add_steps(
-    const bool* terminated, const bool* truncated, long long begin, long long env, Done* done, long long* side_step,
-    long long* num_truncated, long long* num_dropped, int* side_of)
-{
-    const long long oldest = begin + NUM_STEPS - NUM_SLOTS;  // that the ring holds after this window
-    const int base = (int)(begin % NUM_SLOTS);
-    long long num_rows = num_truncated[env];
-    long long dropped = 0;
-    int k = 0;
-    for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + env] = -1;
-    long long place = num_rows % NUM_SIDES * NUM_ENVS + env;  // of the row that the next truncation gets
-    long long owner = side_step[place] - 1;                    // the step that has it, read ahead, too
-    unsigned ends[2] = {0u, 0u};  // terminated, truncated: a bit a step
-    for (int t = 0; t < NUM_STEPS; ++t) {
-        const int bit = t % STEPS_AT_ONCE;
-        if (bit == 0) {
-            ends[0] = ends[1] = 0u;
-#pragma unroll
-            for (int i = 0; i < STEPS_AT_ONCE; ++i) {
-                const int step = t + i < NUM_STEPS ? t + i : NUM_STEPS - 1;
-                ends[0] |= (unsigned)terminated[(long long)step * NUM_ENVS + env] << i;
-                ends[1] |= (unsigned)truncated[(long long)step * NUM_ENVS + env] << i;
-            }
-        }
-        const int slot = base + t < NUM_SLOTS ? base + t : base + t - NUM_SLOTS;
-        const bool is_terminated = ends[0] >> bit & 1u;
-        const bool is_truncated = ends[1] >> bit & 1u;
-        int code = is_terminated || is_truncated;
-        if (is_truncated) {
-            if (!is_terminated && k < MAX_TRUNCATIONS) {
-                const int row = (int)(num_rows++ % NUM_SIDES);
-                if (owner >= 0 && owner >= oldest) {  // its step is still there, and loses its future
-                    done[owner % NUM_SLOTS * NUM_ENVS + env] = (Done)1;
-                    for (int i = 0; i < k; ++i) {
-                        int* of_earlier = side_of + (long long)i * NUM_ENVS + env;
-                        if (*of_earlier == row) *of_earlier = -1;
-                    }
-                    ++dropped;
-                }
-                side_step[place] = begin + t + 1;
-                side_of[(long long)k * NUM_ENVS + env] = row;
-                code = 2 + row;
-                place = num_rows % NUM_SIDES * NUM_ENVS + env;
-                owner = side_step[place] - 1;
-            } else if (!is_terminated) {
-                ++dropped;
-            }
-            ++k;
-        }
-        done[(long long)slot * NUM_ENVS + env] = (Done)code;
+struct Ends {
+    const bool *terminated, *truncated;
+    const long long begin, env;
+    unsigned char* ring;
+    long long *side_step, *num_truncated, *num_dropped;
+    int* side_of;
+    const bool has_env;
+    long long num_rows, dropped, place, owner;  // of the row that the next truncation gets; the step that has it
+    int k;
+
+    __device__ __forceinline__ Ends(
+        const Envs& envs, const bool* terminated_, const bool* truncated_, long long begin_, unsigned char* ring_,
+        long long* side_step_, long long* num_truncated_, long long* num_dropped_, int* side_of_)
+        : terminated(terminated_),
+          truncated(truncated_),
+          begin(begin_),
+          env(envs.first + threadIdx.x),
+          ring(ring_),
+          side_step(side_step_),
+          num_truncated(num_truncated_),
+          num_dropped(num_dropped_),
+          side_of(side_of_),
+          has_env((int)threadIdx.x < envs.count),
+          dropped(0),
+          k(0)
+    {
+        if (!has_env) return;
+        num_rows = num_truncated[env];
+        for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + env] = -1;
+        find_next();
     }
-    num_truncated[env] = num_rows;
-    if (dropped) num_dropped[env] += dropped;
+
+    // Puts codes of steps t0 on into their records.
+    __device__ __forceinline__ void look(int t0, Staged& staged)
+    {
+        if (!has_env) return;
+        unsigned ends[2] = {0u, 0u};  // terminated, truncated: a bit a step
+#pragma unroll
+        for (int i = 0; i < STEPS_AT_ONCE; ++i) {
+            const int step = t0 + i < NUM_STEPS ? t0 + i : NUM_STEPS - 1;
+            ends[0] |= (unsigned)terminated[(long long)step * NUM_ENVS + env] << i;
+            ends[1] |= (unsigned)truncated[(long long)step * NUM_ENVS + env] << i;
+        }
+        for (int i = 0; i < STEPS_AT_ONCE && t0 + i < NUM_STEPS; ++i) {
+            const bool is_terminated = ends[0] >> i & 1u, is_truncated = ends[1] >> i & 1u;
+            int code = is_terminated || is_truncated;
+            if (is_truncated && !is_terminated) code = k < MAX_TRUNCATIONS ? 2 + give_row(t0, t0 + i, staged) : drop();
+            k += is_truncated;
+            code_in(staged.records[i][threadIdx.x]) = (Done)code;
+        }
+    }
+
+    __device__ __forceinline__ void finish()
+    {
+        if (!has_env) return;
+        num_truncated[env] = num_rows;
+        if (dropped) num_dropped[env] += dropped;
+    }
+
+private:
+    __device__ __forceinline__ static Done& code_in(unsigned char* record) { return *(Done*)(record + CODE_OFFSET); }
+
+    __device__ __forceinline__ void find_next()
+    {
+        place = num_rows % NUM_SIDES * NUM_ENVS + env;
+        owner = side_step[place] - 1;
+    }
+
+    __device__ __forceinline__ int drop()
+    {
+        ++dropped;
+        return 1;
+    }
+
+    __device__ __forceinline__ int give_row(int t0, int t, Staged& staged)
+    {
+        const int row = (int)(num_rows++ % NUM_SIDES);
+        const long long oldest = begin + NUM_STEPS - NUM_SLOTS;  // that the ring holds after this window
+        if (owner >= 0 && owner >= oldest) {  // its step is still there, and loses its future
+            unsigned char* record = owner >= begin + t0 ? staged.records[owner - begin - t0][threadIdx.x]
+                                                        : ring + (owner % NUM_SLOTS * NUM_ENVS + env) * RECORD;
+            code_in(record) = (Done)1;
+            for (int i = 0; i < k; ++i) {
+                int* of_earlier = side_of + (long long)i * NUM_ENVS + env;
+                if (*of_earlier == row) *of_earlier = -1;
+            }
+            ++dropped;
+        }
+        side_step[place] = begin + t + 1;
+        side_of[(long long)k * NUM_ENVS + env] = row;
+        find_next();
+        return row;
+    }
+};
+
+// A field's values of steps t0 on, WORDS words an env, into their records. All threads of the block call this, and what
+// follows.
+//   window  [step, env], strided, in words  read
+template <int OFFSET, typename Word, int WORDS, long long ENV_STRIDE, long long STEP_STRIDE>
+__device__ __forceinline__ void stage_field(const Envs& envs, int t0, const unsigned char* window, Staged& staged)
+{
+    constexpr int ROW = ENVS_OF_BLOCK * WORDS;
+    const int count = least(STEPS_AT_ONCE, NUM_STEPS - t0);
+    const Word* from = (const Word*)window + t0 * STEP_STRIDE + envs.first * ENV_STRIDE;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count * ROW; i += blockDim.x) {
+        const int t = i / ROW, e = i % ROW / WORDS, word = i % WORDS;
+        if (e < envs.count) ((Word*)(staged.records[t][e] + OFFSET))[word] = from[t * STEP_STRIDE + e * ENV_STRIDE + word];
+    }
+}
+
+// The records of steps t0 on, as a whole.
+//   ring  [slot, env, RECORD]  written
+__device__ __forceinline__ void add_records(
+    const Envs& envs, int base, int t0, const Staged& staged, unsigned char* ring)
+{
+    typedef PieceOf<RECORD>::Word Word;
+    constexpr int PIECES = RECORD / sizeof(Word), ROW = ENVS_OF_BLOCK * PIECES;
+    const int count = least(STEPS_AT_ONCE, NUM_STEPS - t0);
+    const Word* from = (const Word*)staged.records;
+    for (int i = threadIdx.x; i < count * ROW; i += blockDim.x) {
+        const int t = i / ROW, piece = i % ROW;
+        if (piece >= envs.count * PIECES) continue;
+        Word* to = (Word*)ring + ((long long)slot_of(base, t0 + t) * NUM_ENVS + envs.first) * PIECES + piece;
+        store_once(to, from[i]);
+    }
+}
+
+// What is known of a field after the window's last step: of a record that the next window completes.
+//   after  [env], strided, in words          read
+//   ring   [slot, env], PITCH words apart    written
+template <typename Word, int WORDS, long long ENV_STRIDE, int PITCH>
+__device__ __forceinline__ void add_after(
+    const Envs& envs, int base, const unsigned char* after, unsigned char* ring)
+{
+    const Word* from = (const Word*)after + envs.first * ENV_STRIDE;
+    Word* to = (Word*)ring + ((long long)slot_of(base, NUM_STEPS) * NUM_ENVS + envs.first) * PITCH;
+    for (int i = threadIdx.x; i < envs.count * WORDS; i += blockDim.x) {
+        const int e = i / WORDS, word = i % WORDS;
+        to[e * PITCH + word] = from[e * ENV_STRIDE + word];
+    }
 }
 
 // Copies rows of a window, of NUM_RUNS runs of WORDS words each, behind each other into a ring of RING rows.
@@ -134,7 +281,7 @@ __device__ __forceinline__ void add_rows(
         const Word* place = from + t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS);
 #ifndef WARPDRIVE_CPU
         if constexpr (sizeof(Word) == 16) {  // neither is soon read again
-            __stcs((uint4*)(to + row * ROW + within), __ldcs((const uint4*)place));
+            store_once((uint4*)(to + row * ROW + within), __ldcs((const uint4*)place));
             continue;
         }
 #endif
@@ -148,14 +295,13 @@ __device__ __forceinline__ void add_rows(
 //   side_of  [truncation, env]                          read
 template <typename Word, int WORDS, long long ENV_STRIDE, long long STEP_STRIDE>
 __device__ __forceinline__ void add_sides(
-    const unsigned char* last, unsigned char* side, const int* side_of, long long first_env, int num_envs)
+    const Envs& envs, const unsigned char* last, unsigned char* side, const int* side_of)
 {
     const Word* from = (const Word*)last;
     Word* to = (Word*)side;
-    if (num_envs > NUM_ENVS - first_env) num_envs = (int)(NUM_ENVS - first_env);
-    for (int i = threadIdx.x; i < MAX_TRUNCATIONS * num_envs * WORDS; i += blockDim.x) {
-        const int k = i / (num_envs * WORDS);
-        const long long env = first_env + i / WORDS % num_envs;
+    for (int i = threadIdx.x; i < MAX_TRUNCATIONS * envs.count * WORDS; i += blockDim.x) {
+        const int k = i / (envs.count * WORDS);
+        const long long env = envs.first + i / WORDS % envs.count;
         const int word = i % WORDS;
         const int row = side_of[k * (long long)NUM_ENVS + env];
         if (row < 0) continue;

@@ -13,8 +13,9 @@ import torch
 from trainers.learning.graphs import Graphed
 from trainers.replay.batch import Batch
 from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.records import Sizes
 from trainers.replay.selectors import Uniform
-from trainers.replay.storage import Layout, Sizes, allocate, bytes_of
+from trainers.replay.storage import Layout, allocate, bytes_of
 from trainers.replay.tiered import pinned
 from trainers.replay.windows import Transitions, lanes_for, word_of
 from warpdrive.function_manager import all_of

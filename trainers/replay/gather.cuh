@@ -57,8 +57,16 @@ struct Fate {
     int code;       // of the last of them; see storage.py
 };
 
+// Where a field has an env's values of a slot, as rings of their own and records have it: PITCH words from one env's to
+// the next one's.
+template <int PITCH>
+__device__ __forceinline__ long long place_of(int slot, long long env)
+{
+    return ((long long)slot * NUM_ENVS + env) * PITCH;
+}
+
 // The codes around an item's step: loaded at once, and looked at when what else is loaded is on its way.
-template <typename Done>
+template <typename Done, int PITCH>
 struct Codes {
     unsigned ahead[N_STEP];  // from its step on
     unsigned behind[STACK];  // from its step back
@@ -66,9 +74,9 @@ struct Codes {
     __device__ __forceinline__ Codes(const Done* done, int slot, int env)
     {
 #pragma unroll
-        for (int k = 0; k < N_STEP; ++k) ahead[k] = done[(long long)slot_after(slot, k) * NUM_ENVS + env];
+        for (int k = 0; k < N_STEP; ++k) ahead[k] = done[place_of<PITCH>(slot_after(slot, k), env)];
 #pragma unroll
-        for (int k = 1; k < STACK; ++k) behind[k] = done[(long long)slot_before(slot, k) * NUM_ENVS + env];
+        for (int k = 1; k < STACK; ++k) behind[k] = done[place_of<PITCH>(slot_before(slot, k), env)];
     }
 
     __device__ __forceinline__ Fate fate() const
@@ -92,19 +100,22 @@ struct Codes {
     }
 };
 
-template <typename Done>
+template <int PITCH, typename Done>
 __device__ __forceinline__ Fate fate_of(const Done* done, int slot, int env)
 {
-    return Codes<Done>(done, slot, env).fate();
+    return Codes<Done, PITCH>(done, slot, env).fate();
 }
 
-// Where a field has an item's values in a slot: RUNS rows of WORDS words, one an agent of the item.
-template <bool BY_AGENT>
-__device__ __forceinline__ long long row_of(const Item& item, int slot)
+// Where a field has an item's values in a slot: as many rows of WORDS words as the item has agents, if it is BY_AGENT.
+template <bool BY_AGENT, int WORDS, int PITCH>
+__device__ __forceinline__ long long place_of(const Item& item, int slot)
 {
-    const long long row = (long long)slot * NUM_ENVS + item.env();
-    return BY_AGENT ? row * GROUP_SIZE + item.agent() : row;
+    return place_of<PITCH>(slot, item.env()) + (BY_AGENT ? item.agent() * WORDS : 0);
 }
+
+// Words from an env's values to the next one's, in a ring of their own.
+template <bool BY_AGENT, int WORDS>
+constexpr int OWN_PITCH = (BY_AGENT ? GROUP_SIZE : 1) * WORDS;
 
 // Of rings larger than the L2 cache nothing is soon read again: it makes no room by what is, the tree.
 template <typename Word>
@@ -155,13 +166,13 @@ struct Row {
 };
 
 // A field as it was at the item's step.
-template <typename Word, int WORDS, bool BY_AGENT>
+template <typename Word, int WORDS, bool BY_AGENT, int PITCH>
 struct FieldRow : Row<Word, (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS> {
     static constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS;
 
     template <typename Given>
     __device__ __forceinline__ FieldRow(const Item& item, int lane, const Given* field)
-        : Row<Word, COUNT>((const Word*)field + row_of<BY_AGENT>(item, item.slot) * WORDS, lane)
+        : Row<Word, COUNT>((const Word*)field + place_of<BY_AGENT, WORDS, PITCH>(item, item.slot), lane)
     {
     }
 
@@ -178,7 +189,7 @@ struct FieldRow : Row<Word, (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS> {
 //   field  [slot, env(, agent), WORDS]  read
 //   side   [side, env(, agent), WORDS]  read
 //   out, out_next  [item(, agent), STACK, WORDS]  written
-template <typename Word, int WORDS, bool BY_AGENT>
+template <typename Word, int WORDS, bool BY_AGENT, int PITCH>
 struct Observation {
     static constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
     const Word *field, *side;
@@ -189,8 +200,8 @@ struct Observation {
         const Item& item, int lane, const unsigned char* field_, const unsigned char* side_)
         : field((const Word*)field_),
           side((const Word*)side_),
-          newest(field + row_of<BY_AGENT>(item, item.slot) * WORDS, lane),
-          following(field + row_of<BY_AGENT>(item, slot_after(item.slot, N_STEP)) * WORDS, lane)
+          newest(field + place_in_ring(item, item.slot), lane),
+          following(field + place_in_ring(item, slot_after(item.slot, N_STEP)), lane)
     {
     }
 
@@ -219,7 +230,7 @@ struct Observation {
         for (int place = 0; place < STACK; ++place) {
             const int steps = STACK - 1 - place;
             const bool is_there = steps <= fate.reach;
-            const Word* from = field + row_of<BY_AGENT>(item, slot_before(item.slot, steps)) * WORDS;
+            const Word* from = field + place_in_ring(item, slot_before(item.slot, steps));
             const int of_next = place - ahead;
             copy(lane, now, place, next, of_next, [&](int w) { return is_there ? from[w] : zero; });
         }
@@ -232,12 +243,18 @@ struct Observation {
     }
 
 private:
+    __device__ __forceinline__ static long long place_in_ring(const Item& item, int slot)
+    {
+        return place_of<BY_AGENT, WORDS, PITCH>(item, slot);
+    }
+
     // So many steps on: what a truncated episode saw last is in no slot.
     __device__ __forceinline__ const Word* row_after(const Item& item, const Fate& fate, int steps) const
     {
-        const bool is_side = steps == fate.num_steps && fate.code > 1;
-        const long long row = row_of<BY_AGENT>(item, is_side ? fate.code - 2 : slot_after(item.slot, steps));
-        return (is_side ? side : field) + row * WORDS;
+        if (steps == fate.num_steps && fate.code > 1) {
+            return side + place_of<BY_AGENT, WORDS, OWN_PITCH<BY_AGENT, WORDS>>(item, fate.code - 2);
+        }
+        return field + place_in_ring(item, slot_after(item.slot, steps));
     }
 
     // To a place of one stack, and to one of another unless it is below 0.
@@ -257,13 +274,14 @@ private:
 
 // What may be done at the item's step, and after its last one: everything, where the episode has ended.
 //   field  [slot, env(, agent), COUNT_OF_ROW]  read
-template <int COUNT_OF_ROW, bool BY_AGENT>
+template <int COUNT_OF_ROW, bool BY_AGENT, int PITCH>
 __device__ __forceinline__ void gather_mask(const Item& item, const Fate& fate, int i, int lane, const bool* field,
                                             bool* out, bool* out_next)
 {
     constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * COUNT_OF_ROW;
-    const bool* now = field + row_of<BY_AGENT>(item, item.slot) * COUNT_OF_ROW;
-    const bool* next = field + row_of<BY_AGENT>(item, slot_after(item.slot, fate.num_steps)) * COUNT_OF_ROW;
+    const int after = slot_after(item.slot, fate.num_steps);
+    const bool* now = field + place_of<BY_AGENT, COUNT_OF_ROW, PITCH>(item, item.slot);
+    const bool* next = field + place_of<BY_AGENT, COUNT_OF_ROW, PITCH>(item, after);
     for (int w = lane; w < COUNT; w += LANES) {
         out[(long long)i * COUNT + w] = now[w];
         out_next[(long long)i * COUNT + w] = fate.code ? true : next[w];
@@ -275,7 +293,7 @@ __device__ __forceinline__ void gather_mask(const Item& item, const Fate& fate, 
 //   reward          [slot, env(, agent)]       read
 //   survived        [slot, env(, agent)]       read, if SOME_LEAVE
 //   out, discount   [item(, agent)]            written
-template <bool BY_AGENT, bool SOME_LEAVE>
+template <bool BY_AGENT, int PITCH, bool SOME_LEAVE, int SURVIVED_PITCH>
 struct Returns {
     static constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
     static constexpr bool IS_SHORT = RUNS <= LANES;  // loaded ahead, as a Row is
@@ -318,9 +336,9 @@ private:
     {
 #pragma unroll
         for (int k = 0; k < N_STEP; ++k) {
-            const long long row = row_of<BY_AGENT>(item, slot_after(item.slot, k)) + run;
-            earned[k] = read_once(reward + row);
-            is_there[k] = SOME_LEAVE ? survived[row] : true;
+            const int slot = slot_after(item.slot, k);
+            earned[k] = read_once(reward + place_of<BY_AGENT, 1, PITCH>(item, slot) + run);
+            is_there[k] = SOME_LEAVE ? survived[place_of<BY_AGENT, 1, SURVIVED_PITCH>(item, slot) + run] : true;
         }
     }
 };

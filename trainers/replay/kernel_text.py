@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from trainers.replay.records import in_one_run
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
 from warpdrive.signature import CTYPES
@@ -33,7 +34,8 @@ class KernelText:
         self._given: dict[str, torch.Tensor | int] = {}
 
     def read(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
-        """A parameter that nothing in the kernel writes: reads of it wait for no write."""
+        """A parameter that nothing in the kernel writes: reads of it wait for no write. Of a ring of records it begins
+        with its first number; see `pitch_of`."""
         return self._array(name, tensor, "const {}* __restrict__", as_bytes)
 
     def write(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
@@ -67,6 +69,7 @@ class KernelText:
         return functions.prepare(f"replay_{self.name}", shape, **self._given)
 
     def _array(self, name: str, tensor: torch.Tensor, pointer: str, as_bytes: bool) -> str:
+        tensor = in_one_run(tensor)
         if as_bytes:
             tensor = tensor.flatten().view(torch.uint8)
         self._parameters[name], self._given[name] = f"{pointer.format(CTYPES[tensor.dtype])} {name}", tensor

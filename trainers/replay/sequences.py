@@ -8,11 +8,23 @@ from dataclasses import dataclass
 import torch
 
 from trainers.replay.kernel_text import KernelText
-from trainers.replay.storage import ACTION, ACTIVE, REWARD, SURVIVED, Layout, Sizes
-from trainers.replay.windows import Axis, axes_of, batch_of, is_whole, lanes_for, powers_of, word_of
+from trainers.replay.records import Sizes, pitch_of
+from trainers.replay.storage import ACTION, ACTIVE, REWARD, SURVIVED, Layout
+from trainers.replay.windows import (
+    Axis,
+    axes_of,
+    batch_of,
+    is_whole,
+    lanes_for,
+    pitch_in_words,
+    powers_of,
+    word_of,
+)
 from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
 from warpdrive.signature import CTYPES
+
+_FLAGS = (ACTIVE, SURVIVED)
 
 
 @dataclass(frozen=True)
@@ -121,23 +133,25 @@ class Sequences:
         """What a kernel does for row `r` of item number `i`, as thread `lane` of it."""
         leave = SURVIVED in layout
         done = text.read("done", store["done"])
-        flags = ", ".join(text.read(name, store[name]) if leave else "nullptr" for name in (ACTIVE, SURVIVED))
+        pitches = ", ".join(str(pitch_of(store[one]) if leave else 0) for one in _FLAGS)
+        pitches = f"{pitch_of(store['done'])}, {str(leave).lower()}, {pitches}"
+        flags = ", ".join(text.read(name, store[name]) if leave else "nullptr" for name in _FLAGS)
         text.line("const Item at = at_row(item, r);")
         text.line("const long long number = (long long)r * num_items + i;")
-        some = str(leave).lower()
         starts = text.write("starts", batch["starts"])
-        text.line(f"gather_starts<{some}>(at, r, number, lane, {done}, {flags}, {starts});")
+        text.line(f"gather_starts<{pitches}>(at, r, number, lane, {done}, {flags}, {starts});")
         for one in layout:
             name, by_agent = one.name, str(one.axis == "agent").lower()
-            if name in (ACTIVE, SURVIVED):
+            if name in _FLAGS:
                 continue
             word, words = word_of(one)
             if name == REWARD:
                 outs = ", ".join(text.write(f"out_{x}", batch[x]) for x in (REWARD, "discount", "valid", "bootstrap"))
                 text.line("if (r >= NUM_BEFORE && r < NUM_BEFORE + LENGTH)")
                 text.line(
-                    f"    gather_targets<{by_agent}, {some}>(at, r, number - (long long)NUM_BEFORE * num_items, lane, "
-                    f"done, {text.read(name, store[name])}, {flags}, {outs});"
+                    f"    gather_targets<{by_agent}, {pitch_of(store[name])}, {pitches}>(at, r, "
+                    f"number - (long long)NUM_BEFORE * num_items, lane, done, {text.read(name, store[name])}, "
+                    f"{flags}, {outs});"
                 )
                 continue
             where, number = "at", "number"
@@ -153,5 +167,5 @@ class Sequences:
             else:
                 ring = text.read(name, store[name], True)
                 out = f"({word}*){text.write(f'out_{name}', batch[name], True)}"
-            row = f"FieldRow<{word}, {words}, {by_agent}>({where}, lane, {ring})"
-            text.line(f"    {row}.store_as({out}, {number}, lane);")
+            of_word = f"{word}, {words}, {by_agent}, {pitch_in_words(store[name], one, words)}"
+            text.line(f"    FieldRow<{of_word}>({where}, lane, {ring}).store_as({out}, {number}, lane);")

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from trainers.experience.field import Field
+from trainers.replay.records import Record, Sizes, flat_of
 from warpdrive.errors import ConfigError
-
-Sizes = dict[str, tuple[tuple[int, ...], torch.dtype]]
-"""By name, shape and dtype of a tensor."""
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Of a field: it becomes a part of kernels."""
@@ -33,7 +31,8 @@ class Layout:
     """How much is kept of what.
 
     A field is a tensor [num_slots / every, E(, A), *shape]; step s of all envs, counted since the store's beginning,
-    is in slot s % num_slots. `done` [num_slots, E] says how the step ended.
+    is in slot s % num_slots. `done` [num_slots, E] says how the step ended. Short ones are views of one tensor, of
+    records; see records.py.
 
     Raises:
         ConfigError: sizes do not fit each other.
@@ -126,11 +125,17 @@ class Layout:
         """What is known after a step, too, and so has a next one."""
         return [one for one in self.fields if one.extra and one.name != MASK]
 
+    def record(self, has_tiers: bool = False) -> Record:
+        """Of what windows ask for; where steps go down to tiers, of `done` alone, which does not."""
+        named = {REWARD, ACTION, ACTIVE, SURVIVED, MASK, *(one.name for one in self.observations)}
+        asked = [] if has_tiers else [one.name for one in self.fields if one.name in named and one.every == 1]
+        return Record.of(self.sizes()[0], asked)
+
     @property
     def num_bytes(self) -> int:
-        """Of a store of it, its tables and batches apart."""
+        """Of a store of it without tiers, its tables and batches apart."""
         of_rings, small = self.sizes()
-        return bytes_of({**of_rings, **small}) + 3 * 4  # with the seed
+        return bytes_of({**of_rings, **small}) + self.record().more_bytes(of_rings) + 3 * 4  # with the seed
 
     def sizes(self) -> tuple[Sizes, Sizes]:
         """Of the rings; and of what is small."""
@@ -236,9 +241,8 @@ def run_of(view: torch.Tensor, merges: bool = True) -> Run:
         num_runs = view.shape[1]
     numbers = [inner * size, env * size, step * size, view.data_ptr(), 16]
     word = math.gcd(*numbers)
-    span = 1 + sum((count - 1) * stride for count, stride in zip(view.shape, strides, strict=True))
-    flat = view.as_strided((span,), (1,)).view(torch.uint8)
-    return Run(WORDS[word], inner * size // word, num_runs, env * size // word, step * size // word, flat)
+    sizes = (inner * size // word, num_runs, env * size // word, step * size // word)
+    return Run(WORDS[word], *sizes, flat_of(view))
 
 
 def lies_side_by_side(view: torch.Tensor, first_axis: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
 from trainers.replay.kernel_text import KernelText, launch_shape
 from trainers.replay.of_ranks import PENDING
+from trainers.replay.records import pitch_of
 from trainers.replay.resizing import Kept, move
 from trainers.replay.selectors import Selector
 from trainers.replay.sequences import Sequences
@@ -33,8 +35,11 @@ from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import Backend
 from warpdrive.errors import ConfigError, ShapeError
+from warpdrive.signature import CTYPES
 
 CHUNK_BYTES = 32 << 20
+THREADS = 256
+"""Of a block that adds."""
 SHORT_ROW = 256
 """Bytes of what an env sees up to which a block keeps those that many envs saw last."""
 SIDE = "side_"
@@ -104,8 +109,10 @@ class ReplayStore:
         of_rings, small = layout.sizes()
         division = division_of(layout, tiers)
         self._check_memory(layout, division)
-        self.tensors = allocate(hot_sizes(of_rings, division), backend.device)
-        """By name, [num_slots / every, ...]: large; cut by slots. With tiers, fewer slots."""
+        self.record = layout.record(division is not None)
+        self.tensors = self.record.allocate(hot_sizes(of_rings, division), backend.device)
+        """By name, [num_slots / every, ...]: large; cut by slots; views, where they are in records. With tiers, fewer
+        slots."""
         self.tiered = None if division is None else Tiered(layout, division, self.tensors, backend)
         self.small = allocate(small, backend.device)
         """By name: what truncated episodes saw last, and counters."""
@@ -195,29 +202,44 @@ class ReplayStore:
         most = max(counts, default=0)
         side_of = torch.full((max(most, 1), layout.num_envs), -1, dtype=torch.int32, device=self.backend.device)
         head = text.write("head", self.small["head"])
+        records = text.write("records", self.record.whole(self.tensors))
         arguments = [text.read(name, one.contiguous()) for name, one in zip(_ENDS, ends, strict=True)]
-        arguments += ["begin", "env", text.write("done", self.tensors["done"])]
+        arguments += ["begin", records]
         arguments += [text.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
         arguments += [text.write("side_of", side_of)]
+        text.line("__shared__ Staged staged;")
+        text.line("staged.clear();")
         text.line(f"const long long begin = {head}[0];")
+        text.line("const int base = (int)(begin % NUM_SLOTS);")
         text.line("const Crews crews;")
-        text.line("const int num_envs = crews.num_envs;")
-        text.line("for (long long i = crews.of_steps.me; i * num_envs < NUM_ENVS && crews.of_steps.has_me();")
+        text.line("for (long long i = crews.of_steps.me; i * ENVS_OF_BLOCK < NUM_ENVS && crews.of_steps.has_me();")
         text.line("     i += crews.of_steps.count) {")
-        text.line("    const long long env = i * num_envs + threadIdx.x;")
-        text.line(f"    if ((int)threadIdx.x < num_envs && env < NUM_ENVS) add_steps({', '.join(arguments)});")
-        text.line("    __syncthreads();")
+        text.line("    const Envs envs(i);")
+        text.line(f"    Ends<{CTYPES[self.tensors['done'].dtype]}> ends(envs, {', '.join(arguments)});")
+        text.line("    for (int t0 = 0; t0 < NUM_STEPS; t0 += STEPS_AT_ONCE) {")
+        after = self._write_records(text, window)
+        text.line("        ends.look(t0, staged);")
+        text.line("        __syncthreads();")
+        text.line(f"        add_records(envs, base, t0, staged, {records});")
+        text.line("        __syncthreads();")
+        text.line("    }")
+        text.line("    ends.finish();")
+        for line in after:
+            text.line(f"    {line}")
         self._write_sides(text, window)
         text.line("}")
         text.line("if (crews.of_rows.has_me()) {")
-        self._write_fields(text, parts)
+        self._write_fields(text, [part for part in parts if part[0].name not in self.record.offsets])
         text.line("}")
         text.line(f"move_head(begin, {head});")
         of_sides = sum(self.small[f"side_{one.name}"][0, 0].nbytes for one in layout.observations)
         constants = {name.upper(): getattr(layout, name) for name in ("num_steps", "num_slots", "num_sides")}
-        constants |= {"MAX_TRUNCATIONS": most, "ENVS_OF_BLOCK": 256 if of_sides <= SHORT_ROW else 32}
-        words = sum(one.nbytes for one in self.tensors.values()) // layout.num_slots * layout.num_steps // 16
-        shape = launch_shape(self.backend, max(words, layout.num_envs))
+        constants |= {"RECORD": self.record.num_bytes, "CODE_OFFSET": self.record.offsets["done"]}
+        at_once = 1 if self.backend.name != "cuda" else 128 if of_sides <= SHORT_ROW else 32
+        constants |= {"MAX_TRUNCATIONS": most, "ENVS_OF_BLOCK": at_once}
+        long = [one for name, one in self.tensors.items() if name not in self.record.offsets]
+        words = sum(one.nbytes for one in long) // layout.num_slots * layout.num_steps // 16
+        shape = launch_shape(self.backend, max(words, -(-layout.num_envs // at_once) * THREADS), THREADS)
         launch = text.prepare(self.backend, shape, constants, layout.num_envs)
 
         def add() -> None:
@@ -240,6 +262,26 @@ class ReplayStore:
             arguments = f"crews.of_rows, {from_window}, {ring}, {first}, {len(given)}"
             text.line(f"add_rows<{run.word}, {sizes}>({arguments});")
 
+    def _write_records(self, text: KernelText, window: Window) -> list[str]:
+        """What puts records together of a window's fields; gives what keeps of them what is known after its steps."""
+        after = []
+        for name, offset in self.record.offsets.items():
+            if name == "done":
+                continue
+            one = self.layout[name]
+            steps, *rest = self._parts(window, one)
+            run = run_of(steps, merges=False)
+            sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(f"window_{name}", run.flat)
+            text.line(f"        stage_field<{offset}, {sizes}, {run.step_stride}>(envs, t0, {place}, staged);")
+            if not one.extra:
+                continue
+            run = run_of(rest[0] if rest else steps[-1:], merges=False)
+            ring, place = text.write(f"ring_{name}", self.tensors[name], True), text.read(f"after_{name}", run.flat)
+            pitch = pitch_of(self.tensors[name]) * run.words // math.prod(self.tensors[name].shape[2:])
+            sizes = f"{run.word}, {run.words}, {run.run_stride}, {pitch}"
+            after.append(f"add_after<{sizes}>(envs, base, {place}, {ring});")
+        return after
+
     def _write_sides(self, text: KernelText, window: Window) -> None:
         """The copies of last observations into the sides, of the envs that a block looks at together."""
         for one in self.layout.observations:
@@ -249,7 +291,7 @@ class ReplayStore:
             side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
             text.line(
                 f"    add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
-                f"{text.read(f'last_{one.name}', run.flat)}, {side}, side_of, i * num_envs, num_envs);"
+                f"envs, {text.read(f'last_{one.name}', run.flat)}, {side}, side_of);"
             )
 
     def _row_of(self, field: Field) -> tuple[int, ...]:
@@ -364,10 +406,12 @@ class ReplayStore:
         for table in self.tables.values():
             table.window.check(layout)
         self._check_memory(layout)
-        of_rings, small = (allocate(one, self.backend.device) for one in layout.sizes())
+        record, (sizes, of_small) = layout.record(), layout.sizes()
+        of_rings = record.allocate(sizes, self.backend.device)
+        small = allocate(of_small, self.backend.device)
         self.backend.synchronize()
         move(Kept(old, self.tensors, self.small), Kept(layout, of_rings, small), int(self.small["head"][0]))
-        self.layout, self.tensors, self.small = layout, of_rings, small
+        self.layout, self.tensors, self.small, self.record = layout, of_rings, small, record
         self.restored()
         for table in self.tables.values():
             table.resized()

@@ -15,7 +15,8 @@ import torch
 from trainers.errors import MemoryShortError
 from trainers.replay.file_tier import Filed
 from trainers.replay.listing import REPLAY
-from trainers.replay.storage import Layout, Sizes, bytes_of
+from trainers.replay.records import Sizes
+from trainers.replay.storage import Layout, bytes_of
 from trainers.replay.tiers import Division
 from trainers.run import disk
 from trainers.run.free_memory import free_bytes

@@ -12,7 +12,8 @@ import torch
 from trainers.experience.field import Field
 from trainers.replay.batch import Batch
 from trainers.replay.kernel_text import KernelText
-from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, WORDS, Layout, Sizes
+from trainers.replay.records import Sizes, pitch_of
+from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, WORDS, Layout
 from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
 from warpdrive.signature import CTYPES
@@ -35,6 +36,11 @@ def word_of(field: Field, count: int = 1) -> tuple[str, int]:
     num_bytes = math.prod(field.shape) * count * field.dtype.itemsize
     word = math.gcd(num_bytes, 16)
     return WORDS[word], num_bytes // word
+
+
+def pitch_in_words(ring: torch.Tensor, field: Field, words: int) -> int:
+    """From an env's values to the next one's, of which a row has so many words."""
+    return pitch_of(ring) * words // math.prod(field.shape)
 
 
 def bulk_row(field: Field) -> int:
@@ -176,12 +182,13 @@ class Transitions:
         """The first third of it; returns the lines that look at what was loaded and load the rest, and those that store
         all of it."""
         done = f"{text.read('done', store['done'])}, item.slot, item.env()"
-        text.line(f"const Codes<{CTYPES[store['done'].dtype]}> codes({done});")
+        text.line(f"const Codes<{CTYPES[store['done'].dtype]}, {pitch_of(store['done'])}> codes({done});")
         follows, stores, num_bulks = ["const Fate fate = codes.fate();"], [], 0
         for field, _, kind in self._outputs(layout):
             name, by_agent = field.name, str(field.axis == "agent").lower()
             count = math.prod(field.shape)
             word, words = word_of(field)
+            of_word = f"{word}, {words}, {by_agent}, {pitch_in_words(store[name], field, words)}"
             if kind == "observation":
                 rings = ", ".join(text.read(one, store[one], True) for one in (name, f"side_{name}"))
                 outs = f"{text.write(f'out_{name}', batch[name], True)}, "
@@ -193,28 +200,30 @@ class Transitions:
                     )
                     num_bulks += 1
                 else:
-                    text.line(f"Observation<{word}, {words}, {by_agent}> of_{name}(item, lane, {rings});")
+                    text.line(f"Observation<{of_word}> of_{name}(item, lane, {rings});")
                     follows.append(f"of_{name}.follow(item, fate, lane);")
                     stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
             elif kind == MASK:
                 stores.append(
-                    f"gather_mask<{count}, {by_agent}>(item, fate, i, lane, {text.read(name, store[name])}, "
-                    f"{text.write('out_mask', batch[name])}, {text.write('next_mask', batch['next_mask'])});"
+                    f"gather_mask<{count}, {by_agent}, {pitch_of(store[name])}>(item, fate, i, lane, "
+                    f"{text.read(name, store[name])}, {text.write('out_mask', batch[name])}, "
+                    f"{text.write('next_mask', batch['next_mask'])});"
                 )
             elif kind == REWARD:
                 leave = SURVIVED in layout
                 rings = text.read(name, store[name]) + ", "
                 rings += text.read(SURVIVED, store[SURVIVED]) if leave else "nullptr"
                 outs = f"{text.write('out_reward', batch[REWARD])}, {text.write('discount', batch['discount'])}"
-                text.line(f"Returns<{by_agent}, {str(leave).lower()}> of_{name}(item, lane, {rings});")
+                pitches = f"{pitch_of(store[name])}, {str(leave).lower()}, {pitch_of(store[SURVIVED]) if leave else 0}"
+                text.line(f"Returns<{by_agent}, {pitches}> of_{name}(item, lane, {rings});")
                 stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
             else:
                 is_number = kind == ACTIVE or (kind == ACTION and is_whole(field.dtype))
                 if is_number:
-                    word, words = CTYPES[field.dtype], count
+                    of_word = f"{CTYPES[field.dtype]}, {count}, {by_agent}, {pitch_of(store[name])}"
                 ring = text.read(name, store[name], not is_number)
                 out = text.write(f"out_{name}", batch[name], not is_number)
-                text.line(f"const FieldRow<{word}, {words}, {by_agent}> of_{name}(item, lane, {ring});")
+                text.line(f"const FieldRow<{of_word}> of_{name}(item, lane, {ring});")
                 stores.append(f"of_{name}.store_as({out if is_number else f'({word}*){out}'}, i, lane);")
         return follows, stores
 

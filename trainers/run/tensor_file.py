@@ -154,16 +154,31 @@ def read_tensors_into(file: BinaryIO, tensors: Mapping[str, torch.Tensor], sizes
         sizes: bytes of each tensor of the file.
     """
     for name in _in_order(tensors):
-        into = tensors[name]
-        file.seek(sizes[name] - into.nbytes, os.SEEK_CUR)
-        buffer = None
-        for part in _flat_parts(into, PIECE):
-            if part.device.type != "cpu" and buffer is None:
-                buffer = torch.empty(min(PIECE, into.nbytes), dtype=torch.uint8, pin_memory=part.is_cuda)
-            place = part if buffer is None else buffer[: len(part)]
-            _read_whole(file, place.numpy().data)
-            if buffer is not None:
-                part.copy_(place)
+        file.seek(sizes[name] - tensors[name].nbytes, os.SEEK_CUR)
+        _read_into(file, tensors[name])
+
+
+def _read_into(file: BinaryIO, into: torch.Tensor) -> None:
+    if not into.numel():
+        return
+    if not into.is_contiguous():  # by way of memory that is
+        row = into.nbytes // len(into)
+        for part in into.split(max(1, PIECE // row)):
+            if row > PIECE:
+                _read_into(file, part[0])
+            else:
+                read = torch.empty_like(part, memory_format=torch.contiguous_format)
+                _read_into(file, read)
+                part.copy_(read)
+        return
+    buffer = None
+    for part in _flat_parts(into, PIECE):
+        if part.device.type != "cpu" and buffer is None:
+            buffer = torch.empty(min(PIECE, into.nbytes), dtype=torch.uint8, pin_memory=part.is_cuda)
+        place = part if buffer is None else buffer[: len(part)]
+        _read_whole(file, place.numpy().data)
+        if buffer is not None:
+            part.copy_(place)
 
 
 def _read_whole(file: BinaryIO, place: memoryview) -> None:

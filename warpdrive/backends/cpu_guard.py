@@ -29,12 +29,17 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
-class Guarded:
-    """A copy of `size` bytes at `address`, at either end of memory that cannot be touched."""
+SHARED_ALIGNMENT = 16
+"""Bytes: of memory that arrays of several types share, each stays as aligned as it is."""
 
-    def __init__(self, address: int, size: int) -> None:
-        self.address, self.size = address, size
-        self.body_size = -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+class Guarded:
+    """A copy of `size` bytes at `address`, at either end of memory that cannot be touched; but for less than
+    `alignment` bytes ahead of the far end."""
+
+    def __init__(self, address: int, size: int, alignment: int = 1) -> None:
+        self.address, self.size, self.alignment = address, size, alignment
+        self.body_size = -(-max(size + alignment - 1, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         self.mapped_size = self.body_size + 2 * GUARD_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self.mapped = _libc.mmap(None, self.mapped_size, _NO_ACCESS, flags, -1, 0)
@@ -48,7 +53,8 @@ class Guarded:
         self.copy = self.body
 
     def fill(self, at_end: bool) -> None:
-        self.copy = self.body + (self.body_size - self.size if at_end else 0)
+        self.copy = self.body + (self.body_size - self.size if at_end else self.alignment - 1)
+        self.copy -= (self.copy - self.address) % self.alignment
         ctypes.memmove(self.copy, self.address, self.size)
 
     def content(self) -> bytes:
@@ -101,13 +107,14 @@ class Copies:
             for place, (parameter, argument) in enumerate(zip(signature.parameters, arguments, strict=True))
             if parameter.is_pointer and isinstance(argument, torch.Tensor)
         }
-        spans: list[list[int]] = []  # disjoint [start, end), in order
+        spans: list[list[int]] = []  # disjoint [start, end), in order; alignment
         for start, size in sorted((t.data_ptr(), t.numel() * t.element_size()) for _, t in pointers.values()):
             if spans and start < spans[-1][1]:
-                spans[-1][1] = max(spans[-1][1], start + size)
-            elif [start, start + size] not in spans:
-                spans.append([start, start + size])
-        self.guards = [Guarded(start, end - start) for start, end in spans]
+                is_same = spans[-1][:2] == [start, start + size]
+                spans[-1][1:] = max(spans[-1][1], start + size), spans[-1][2] if is_same else SHARED_ALIGNMENT
+            elif not spans or [start, start + size] != spans[-1][:2]:
+                spans.append([start, start + size, 1])
+        self.guards = [Guarded(start, end - start, alignment) for start, end, alignment in spans]
         self.argued = {place: Argued(one, tensor, self._find(tensor)) for place, (one, tensor) in pointers.items()}
 
     def fill(self, at_end: bool) -> list[Argument]:

@@ -71,8 +71,9 @@ def test_a_window_that_does_not_fit_its_fields_is_told(backend):
 
 
 def test_more_memory_than_there_is_is_told_with_the_largest_that_fits(monkeypatch):
-    """A window takes 4 slots of 2 (16 + 4 + 1) bytes; and of its two envs a truncation each, of 16 + 8."""
-    backend, of_one = choose_backend("cpu"), 4 * 2 * (16 + 4 + 1) + 2 * (16 + 8)
+    """A window takes 4 slots of 2 records of 16 + 4 + 1 bytes, up to 32; and of its two envs a truncation each, of
+    16 + 8."""
+    backend, of_one = choose_backend("cpu"), 4 * 2 * 32 + 2 * (16 + 8)
     fixed = ReplayStore.plan(FIELDS, 2, 1, 4, 8, 4) - of_one
     monkeypatch.setattr(store_module, "free_bytes", lambda device: fixed + 7 * of_one)
     make(backend, 7 * 8, episode_length=4)
@@ -87,7 +88,8 @@ def test_more_memory_than_there_is_is_told_with_the_largest_that_fits(monkeypatc
 def test_the_plan_is_what_is_allocated(backend):
     played = Played(5, 3, 4, every=2)
     store = Kept(played, 6, backend, episode_length=7).store
-    held = sum(one.nbytes for one in (*store.state().values(), store.seed))
+    memories = (one.untyped_storage() for one in (*store.state().values(), store.seed))
+    held = sum({one.data_ptr(): one.nbytes() for one in memories}.values())
     assert store.plan(played.fields(), 5, 3, 4, 6 * 20, 7) == pytest.approx(held, rel=0.01)
 
 
@@ -224,7 +226,7 @@ extern "C" __global__ void number_items(const long long* counts, const unsigned 
         const Item item = draw_uniform(drawable, points[i]);
         found[3 * i] = drawable.count;
         found[3 * i + 1] = item.index();
-        found[3 * i + 2] = row_of<true>(item, item.slot);
+        found[3 * i + 2] = place_of<true, 1, OWN_PITCH<true, 1>>(item, item.slot);
     }
 }"""
     functions = FunctionManager(DataManager(backend.device), text, constants, backend=backend, include_folders=[HERE])
