@@ -157,7 +157,8 @@ def main(out: str, device: str) -> None:
     folder, rank = Path(out), world().rank
 
     def keep(run: str, trainer: Trainer) -> None:
-        save_file(held_by(trainer), folder / f"{run}.{rank}.safetensors")
+        held = {name: one.contiguous() for name, one in held_by(trainer).items()}
+        save_file(held, folder / f"{run}.{rank}.safetensors")
 
     tiers_are_each_ranks_own(folder, device)
     trainer = Trainer(config_for("all there is", 2, folder / "all", device))

@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     };
     const auto look_at_next = [&] {
         const Item& item = shared.next[max(next_row, 0)].item;
-        return fate_of<DONE_PITCH>(steps().done, item.slot, item.env());
+        return fate_of<DoneAt>(steps().done, item.slot, item.env());
     };
     int drawn_for = -1;  // the step after which what was drawn last is learned from
     // Makes so many updates, at least one, after step t of a rollout, which is in a slot of the store.

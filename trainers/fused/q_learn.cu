@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
     const auto look_at_next = [&] {
         if (PRIORITIZED || next_row < 0) return;
         Next& next = shared.next[next_row];
-        next.fate = fate_of<DONE_PITCH>(steps.done, next.item.slot, next.item.env());
+        next.fate = fate_of<DoneAt>(steps.done, next.item.slot, next.item.env());
     };
     const auto gather_by_priority = [&] {
         if (tid == 0) shared.lowest = (int)LARGEST_LEAF;
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         if (tid == 0) lowest[rank] = shared.lowest;
         const float alone = weighing.weight(drawn.units);
         const Item item = {drawn.leaf / NUM_ROWS * PERIOD, drawn.leaf % NUM_ROWS, alone};
-        Coming(steps, item, fate_of<DONE_PITCH>(steps.done, item.slot, item.env())).store(shared, is_there);
+        Coming(steps, item, fate_of<DoneAt>(steps.done, item.slot, item.env())).store(shared, is_there);
         team.together();
         int least = (int)LARGEST_LEAF;
         for (int block = 0; block < TEAM; ++block) least = min(least, __ldcg(lowest + block));

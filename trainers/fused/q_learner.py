@@ -24,7 +24,7 @@ from trainers.fused.with_envs import compile_with_envs, envs_of_block
 from trainers.learning.adam_kernels import AdamMemory
 from trainers.networks.policy import inputs_of
 from trainers.replay.kernel_text import HERE as REPLAY
-from trainers.replay.records import in_one_run, pitch_of
+from trainers.replay.records import in_one_run
 from trainers.replay.selectors import Prioritized
 from warpdrive.backends.base import LaunchShape
 from warpdrive.errors import ConfigError
@@ -41,7 +41,7 @@ FIGURES = ("loss", "q_mean", "td_error", "grad_norm")
 """Of the last update, as the kernel writes them."""
 KERNEL = "Q-learning"
 """As which it is told of."""
-_PITCHES = {"DONE_PITCH": "done", "ACTION_PITCH": "action", "REWARD_PITCH": "reward", "SEEN_PITCH": "observation_0"}
+_RINGS = {"DONE": "done", "ACTION": "action", "REWARD": "reward", "SEEN": "observation_0"}
 
 
 def plan_q(
@@ -217,7 +217,8 @@ class FusedQLearner:
             "TARGET_FREQ": config.target_update_freq,
             "TAU": float(config.tau),
             "CLIPS": config.clip_grad_norm,
-            **{name: pitch_of(store.tensors[one]) for name, one in _PITCHES.items()},
+            **{f"{name}_SLOT": store.tensors[one].stride(0) for name, one in _RINGS.items()},
+            **{f"{name}_ENV": store.tensors[one].stride(1) for name, one in _RINGS.items()},
         }
         if not isinstance(shape, QAloneShape):
             constants["PRIORITIZED"] = config.prioritized

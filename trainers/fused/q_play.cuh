@@ -48,7 +48,7 @@ __device__ __forceinline__ void keep_step(const Rollout& rollout, const Kept& ke
             const int row = (int)(kept.num_truncated[env]++ % NUM_SIDES);
             const long long owner = kept.side_step[row * NUM_ENVS + env] - 1;
             if (owner >= 0 && owner > step - NUM_SLOTS) {  // its step is still there, and loses its future
-                kept.done[place_of<DONE_PITCH>((int)(owner % NUM_SLOTS), env)] = (DoneCode)1;
+                kept.done[DoneAt::place(owner % NUM_SLOTS, env)] = (DoneCode)1;
                 ++kept.num_dropped[env];
             }
             kept.side_step[row * NUM_ENVS + env] = step + 1;
@@ -58,21 +58,21 @@ __device__ __forceinline__ void keep_step(const Rollout& rollout, const Kept& ke
         } else if (is_truncated) {
             ++kept.num_dropped[env];
         }
-        kept.done[place_of<DONE_PITCH>(slot, env)] = (DoneCode)code;
+        kept.done[DoneAt::place(slot, env)] = (DoneCode)code;
     }
     constexpr int ROW = GROUP_SIZE * NUM_FEATURES;
     for (int i = threadIdx.x; i < NUM_ENVS * ROW; i += THREADS) {
         const int env = i / ROW, feature = i % ROW;
         const long long from = ((long long)env * SEEN_COLUMNS + FIRST_SEEN) * NUM_FEATURES + feature;
         constexpr long long STEP = (long long)NUM_ENVS * SEEN_COLUMNS * NUM_FEATURES;
-        if (t == 0) kept.observation[place_of<SEEN_PITCH>(slot, env) + feature] = rollout.seen[from];
-        kept.observation[place_of<SEEN_PITCH>(next_slot, env) + feature] = rollout.seen[(t + 1) * STEP + from];
+        if (t == 0) kept.observation[SeenAt::place(slot, env) + feature] = rollout.seen[from];
+        kept.observation[SeenAt::place(next_slot, env) + feature] = rollout.seen[(t + 1) * STEP + from];
     }
     for (int i = threadIdx.x; i < NUM_ENVS * GROUP_SIZE; i += THREADS) {
         const int env = i / GROUP_SIZE, agent = i % GROUP_SIZE;
         const long long row = (long long)t * NUM_ENVS + env;
-        kept.reward[place_of<REWARD_PITCH>(slot, env) + agent] = rollout.reward[row * ALL_AGENTS + FIRST_AGENT + agent];
-        kept.action[place_of<ACTION_PITCH>(slot, env) + agent] =
+        kept.reward[RewardAt::place(slot, env) + agent] = rollout.reward[row * ALL_AGENTS + FIRST_AGENT + agent];
+        kept.action[ActionAt::place(slot, env) + agent] =
             (ActionCode)rollout.action[row * NUM_COLUMNS + FIRST_COLUMN + agent];
     }
 }

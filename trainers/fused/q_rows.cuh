@@ -1,7 +1,7 @@
 // Rows of an update of a Q-network: what is known of them before they are gathered, the gathering, and what they lose.
 //
-// Constants: those of q_learn.cu, among them what the store has from one env's to the next one's: DONE_PITCH,
-// ACTION_PITCH, REWARD_PITCH and SEEN_PITCH numbers. LANES threads gather a row. `Shared` is a block's memory, as q_batch.cuh has it.
+// Constants: those of q_learn.cu; DONE_SLOT, DONE_ENV and so on, numbers of the store's rings from a slot, and from an
+// env, to the next one. LANES threads gather a row. `Shared` is a block's memory, as q_batch.cuh has it.
 #pragma once
 
 #include "losses/huber.cuh"
@@ -11,6 +11,10 @@
 
 constexpr int PITCH0 = pitch_of(NUM_FEATURES), PITCH1 = pitch_of(WIDTH1), PITCH2 = pitch_of(WIDTH2);
 constexpr int PITCH_OUT = pitch_of(NUM_ACTIONS);
+typedef Strides<DONE_SLOT, DONE_ENV> DoneAt;
+typedef Strides<ACTION_SLOT, ACTION_ENV> ActionAt;
+typedef Strides<REWARD_SLOT, REWARD_ENV> RewardAt;
+typedef Strides<SEEN_SLOT, SEEN_ENV> SeenAt;
 constexpr int NUM_FIGURES = 3;  // that are sums over a batch
 
 static_assert(LANES * ROWS == THREADS, "each row is gathered by as many threads");
@@ -44,16 +48,16 @@ struct Coming {
     const Item item;
     const Fate fate;
     const int action;
-    Returns<true, REWARD_PITCH, false, 0> returns;
+    Returns<true, RewardAt, false, RewardAt> returns;
     const Features now, next;
 
     __device__ __forceinline__ Coming(const Steps& steps, const Item& item_, const Fate& fate_)
         : item(item_),
           fate(fate_),
-          action((int)steps.action[place_of<true, 1, ACTION_PITCH>(item, item.slot)]),
+          action((int)steps.action[place_of<true, 1, ActionAt>(item, item.slot)]),
           returns(item, threadIdx.x % LANES, steps.reward, nullptr),
           now(steps.observation + seen_at(item, item.slot), threadIdx.x % LANES),
-          next(fate.code > 1 ? steps.side + place_of<true, NUM_FEATURES, OWN_PITCH<true, NUM_FEATURES>>(item, fate.code - 2)
+          next(fate.code > 1 ? steps.side + place_of<true, NUM_FEATURES, OwnRing<true, NUM_FEATURES>>(item, fate.code - 2)
                              : steps.observation + seen_at(item, slot_after(item.slot, fate.num_steps)),
                threadIdx.x % LANES)
     {
@@ -75,7 +79,7 @@ struct Coming {
 private:
     __device__ __forceinline__ static long long seen_at(const Item& item, int slot)
     {
-        return place_of<true, NUM_FEATURES, SEEN_PITCH>(item, slot);
+        return place_of<true, NUM_FEATURES, SeenAt>(item, slot);
     }
 
     __device__ __forceinline__ static void put(const Features& features, Element* to)

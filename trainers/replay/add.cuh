@@ -8,12 +8,17 @@
 //   NUM_SIDES        truncations of an env whose last observations are kept
 //   MAX_TRUNCATIONS  of an env in a window, whose last observations it has
 //   ENVS_OF_BLOCK    that a block looks at together, at most one a thread
+//   STEPS_AT_ONCE    whose records a block puts together at once
+//   THREADS          of a block
 //   RECORD           bytes of a record of short fields, see records.py
+//   BY_ENV           whether records are [env, slot], else [slot, env]
+//   HAS_HOLES        whether something fills records up
 //   CODE_OFFSET      of the code that says how a step ended, in its record
 #pragma once
 #include "warpdrive.cuh"
 
 static_assert(NUM_STEPS <= NUM_SLOTS, "a window is longer than the ring");
+static_assert(STEPS_AT_ONCE <= 32, "a word has a bit for each step");
 
 // Blocks that share a piece of work.
 struct Crew {
@@ -86,21 +91,24 @@ __device__ __forceinline__ void store_once(Word* place, const Word& word)
     *place = word;
 }
 
-__device__ constexpr int least(int a, int b) { return a < b ? a : b; }
-
-// Steps whose records a block puts together at once; and whose ends a thread reads together, so that no read waits for
-// what is written.
-constexpr int STEPS_AT_ONCE = least(least(16, NUM_STEPS), (32 << 10) / (ENVS_OF_BLOCK * RECORD));
-static_assert(STEPS_AT_ONCE > 0, "records are too long");
+__device__ __forceinline__ long long record_at(long long slot, long long env)
+{
+    return (BY_ENV ? env * NUM_SLOTS + slot : slot * NUM_ENVS + env) * RECORD;
+}
 
 // Records that are put together, in shared memory.
 struct Staged {
-    alignas(16) unsigned char records[STEPS_AT_ONCE][ENVS_OF_BLOCK][RECORD];
+    static constexpr int BYTES = (STEPS_AT_ONCE * RECORD + 15) / 16 * 16 + 16;  // of an env: others, other banks
+    alignas(16) unsigned char rows[ENVS_OF_BLOCK][BYTES];
+
+    __device__ __forceinline__ unsigned char* record(int t, int env) { return rows[env] + t * RECORD; }
 
     // What fills records up is zeros.
     __device__ __forceinline__ void clear()
     {
-        for (int i = threadIdx.x; i < (int)sizeof(records); i += blockDim.x) (&records[0][0][0])[i] = 0;
+        if (!HAS_HOLES) return;
+        const uint4 zero = {};
+        for (int i = threadIdx.x; i < (int)sizeof(rows) / 16; i += THREADS) ((uint4*)rows)[i] = zero;
         __syncthreads();
     }
 };
@@ -109,7 +117,7 @@ struct Staged {
 // env.
 //   terminated, truncated  [step, env]                                                              read
 //   begin          steps before this window
-//   ring           [slot, env, RECORD]  of which codes of steps before t0 may be                    written
+//   ring           records, of which codes of earlier steps may be                                  written
 //   side_step      [side, env]  the step whose last observations the row holds, and 1; 0: none yet  read, written
 //   num_truncated  [env]        rows given so far                                                   read, written
 //   num_dropped    [env]        truncations that had no room, or whose row was needed again         read, written
@@ -124,6 +132,7 @@ struct Ends {
     const bool has_env;
     long long num_rows, dropped, place, owner;  // of the row that the next truncation gets; the step that has it
     int k;
+    unsigned ends[2];  // terminated, truncated: a bit a step
 
     __device__ __forceinline__ Ends(
         const Envs& envs, const bool* terminated_, const bool* truncated_, long long begin_, unsigned char* ring_,
@@ -147,23 +156,29 @@ struct Ends {
         find_next();
     }
 
-    // Puts codes of steps t0 on into their records.
-    __device__ __forceinline__ void look(int t0, Staged& staged)
+    // How steps t0 on ended: read together, so that no read waits for what is written.
+    __device__ __forceinline__ void load(int t0)
     {
         if (!has_env) return;
-        unsigned ends[2] = {0u, 0u};  // terminated, truncated: a bit a step
+        ends[0] = ends[1] = 0u;
 #pragma unroll
         for (int i = 0; i < STEPS_AT_ONCE; ++i) {
             const int step = t0 + i < NUM_STEPS ? t0 + i : NUM_STEPS - 1;
             ends[0] |= (unsigned)terminated[(long long)step * NUM_ENVS + env] << i;
             ends[1] |= (unsigned)truncated[(long long)step * NUM_ENVS + env] << i;
         }
+    }
+
+    // Puts their codes into their records.
+    __device__ __forceinline__ void put(int t0, Staged& staged)
+    {
+        if (!has_env) return;
         for (int i = 0; i < STEPS_AT_ONCE && t0 + i < NUM_STEPS; ++i) {
             const bool is_terminated = ends[0] >> i & 1u, is_truncated = ends[1] >> i & 1u;
             int code = is_terminated || is_truncated;
             if (is_truncated && !is_terminated) code = k < MAX_TRUNCATIONS ? 2 + give_row(t0, t0 + i, staged) : drop();
             k += is_truncated;
-            code_in(staged.records[i][threadIdx.x]) = (Done)code;
+            code_in(staged.record(i, threadIdx.x)) = (Done)code;
         }
     }
 
@@ -194,9 +209,8 @@ private:
         const int row = (int)(num_rows++ % NUM_SIDES);
         const long long oldest = begin + NUM_STEPS - NUM_SLOTS;  // that the ring holds after this window
         if (owner >= 0 && owner >= oldest) {  // its step is still there, and loses its future
-            unsigned char* record = owner >= begin + t0 ? staged.records[owner - begin - t0][threadIdx.x]
-                                                        : ring + (owner % NUM_SLOTS * NUM_ENVS + env) * RECORD;
-            code_in(record) = (Done)1;
+            code_in(owner >= begin + t0 ? staged.record((int)(owner - begin - t0), threadIdx.x)
+                                        : ring + record_at(owner % NUM_SLOTS, env)) = (Done)1;
             for (int i = 0; i < k; ++i) {
                 int* of_earlier = side_of + (long long)i * NUM_ENVS + env;
                 if (*of_earlier == row) *of_earlier = -1;
@@ -210,51 +224,71 @@ private:
     }
 };
 
-// A field's values of steps t0 on, WORDS words an env, into their records. All threads of the block call this, and what
-// follows.
+// A field's values of some steps, WORDS words an env, on their way into records: what a thread carries of them.
 //   window  [step, env], strided, in words  read
 template <int OFFSET, typename Word, int WORDS, long long ENV_STRIDE, long long STEP_STRIDE>
-__device__ __forceinline__ void stage_field(const Envs& envs, int t0, const unsigned char* window, Staged& staged)
-{
-    constexpr int ROW = ENVS_OF_BLOCK * WORDS;
-    const int count = least(STEPS_AT_ONCE, NUM_STEPS - t0);
-    const Word* from = (const Word*)window + t0 * STEP_STRIDE + envs.first * ENV_STRIDE;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < count * ROW; i += blockDim.x) {
-        const int t = i / ROW, e = i % ROW / WORDS, word = i % WORDS;
-        if (e < envs.count) ((Word*)(staged.records[t][e] + OFFSET))[word] = from[t * STEP_STRIDE + e * ENV_STRIDE + word];
+struct FieldOfSteps {
+    static constexpr int ROW = ENVS_OF_BLOCK * WORDS;
+    static constexpr int MINE = (STEPS_AT_ONCE * ROW + THREADS - 1) / THREADS;
+    const Envs& envs;
+    const Word* from;
+    Word words[MINE];
+
+    __device__ __forceinline__ FieldOfSteps(const Envs& envs_, const unsigned char* window)
+        : envs(envs_), from((const Word*)window + envs.first * ENV_STRIDE)
+    {
     }
-}
+
+    // Of steps t0 on.
+    __device__ __forceinline__ void load(int t0)
+    {
+        for_each(t0, [&](int k, int t, int e, int w) { words[k] = from[(t0 + t) * STEP_STRIDE + e * ENV_STRIDE + w]; });
+    }
+
+    __device__ __forceinline__ void put(int t0, Staged& staged) const
+    {
+        for_each(t0, [&](int k, int t, int e, int w) { ((Word*)(staged.record(t, e) + OFFSET))[w] = words[k]; });
+    }
+
+private:
+    template <typename Call>
+    __device__ __forceinline__ void for_each(int t0, const Call& call) const
+    {
+#pragma unroll
+        for (int k = 0; k < MINE; ++k) {
+            const int i = threadIdx.x + k * THREADS, t = i / ROW, e = i % ROW / WORDS;
+            if (t < STEPS_AT_ONCE && t0 + t < NUM_STEPS && e < envs.count) call(k, t, e, i % WORDS);
+        }
+    }
+};
 
 // The records of steps t0 on, as a whole.
-//   ring  [slot, env, RECORD]  written
-__device__ __forceinline__ void add_records(
-    const Envs& envs, int base, int t0, const Staged& staged, unsigned char* ring)
+__device__ __forceinline__ void add_records(const Envs& envs, int base, int t0, Staged& staged, unsigned char* ring)
 {
     typedef PieceOf<RECORD>::Word Word;
-    constexpr int PIECES = RECORD / sizeof(Word), ROW = ENVS_OF_BLOCK * PIECES;
-    const int count = least(STEPS_AT_ONCE, NUM_STEPS - t0);
-    const Word* from = (const Word*)staged.records;
-    for (int i = threadIdx.x; i < count * ROW; i += blockDim.x) {
-        const int t = i / ROW, piece = i % ROW;
-        if (piece >= envs.count * PIECES) continue;
-        Word* to = (Word*)ring + ((long long)slot_of(base, t0 + t) * NUM_ENVS + envs.first) * PIECES + piece;
-        store_once(to, from[i]);
+    constexpr int PIECES = RECORD / sizeof(Word), RUN = (BY_ENV ? STEPS_AT_ONCE : ENVS_OF_BLOCK) * PIECES;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < STEPS_AT_ONCE * ENVS_OF_BLOCK * PIECES; i += THREADS) {
+        const int run = i / RUN, within = i % RUN / PIECES, piece = i % PIECES;
+        const int t = BY_ENV ? within : run, e = BY_ENV ? run : within;
+        if (t0 + t >= NUM_STEPS || e >= envs.count) continue;
+        Word* to = (Word*)(ring + record_at(slot_of(base, t0 + t), envs.first + e)) + piece;
+        store_once(to, ((const Word*)staged.record(t, e))[piece]);
     }
 }
 
 // What is known of a field after the window's last step: of a record that the next window completes.
 //   after  [env], strided, in words          read
-//   ring   [slot, env], PITCH words apart    written
-template <typename Word, int WORDS, long long ENV_STRIDE, int PITCH>
+//   ring   [slot, env], strided, in words    written
+template <typename Word, int WORDS, long long ENV_STRIDE, long long RING_SLOT_STRIDE, long long RING_ENV_STRIDE>
 __device__ __forceinline__ void add_after(
     const Envs& envs, int base, const unsigned char* after, unsigned char* ring)
 {
     const Word* from = (const Word*)after + envs.first * ENV_STRIDE;
-    Word* to = (Word*)ring + ((long long)slot_of(base, NUM_STEPS) * NUM_ENVS + envs.first) * PITCH;
-    for (int i = threadIdx.x; i < envs.count * WORDS; i += blockDim.x) {
+    Word* to = (Word*)ring + slot_of(base, NUM_STEPS) * RING_SLOT_STRIDE + envs.first * RING_ENV_STRIDE;
+    for (int i = threadIdx.x; i < envs.count * WORDS; i += THREADS) {
         const int e = i / WORDS, word = i % WORDS;
-        to[e * PITCH + word] = from[e * ENV_STRIDE + word];
+        to[e * RING_ENV_STRIDE + word] = from[e * ENV_STRIDE + word];
     }
 }
 
@@ -299,7 +333,7 @@ __device__ __forceinline__ void add_sides(
 {
     const Word* from = (const Word*)last;
     Word* to = (Word*)side;
-    for (int i = threadIdx.x; i < MAX_TRUNCATIONS * envs.count * WORDS; i += blockDim.x) {
+    for (int i = threadIdx.x; i < MAX_TRUNCATIONS * envs.count * WORDS; i += THREADS) {
         const int k = i / (envs.count * WORDS);
         const long long env = envs.first + i / WORDS % envs.count;
         const int word = i % WORDS;

@@ -26,9 +26,9 @@ __device__ __forceinline__ void gather_frames(const Item& item, const Fate& fate
         if (offset < -fate.reach || offset > ahead || (offset > 0 && offset < first_beyond)) continue;
         const int slot = offset < 0 ? slot_before(item.slot, -offset) : slot_after(item.slot, offset);
         const bool is_side = offset == ahead && fate.code > 1;
-        constexpr int PITCH = OWN_PITCH<BY_AGENT, BYTES>;
-        const unsigned char* from = is_side ? side + place_of<BY_AGENT, BYTES, PITCH>(item, fate.code - 2)
-                                            : field + place_of<BY_AGENT, BYTES, PITCH>(item, slot);
+        typedef OwnRing<BY_AGENT, BYTES> At;
+        const unsigned char* from = is_side ? side + place_of<BY_AGENT, BYTES, At>(item, fate.code - 2)
+                                            : field + place_of<BY_AGENT, BYTES, At>(item, slot);
         start_bulk_copy(frames + (long long)unit * BYTES, from + (long long)run * BYTES, BYTES, arrival);
     }
     const uint4 zero = {};

@@ -57,16 +57,17 @@ struct Fate {
     int code;       // of the last of them; see storage.py
 };
 
-// Where a field has an env's values of a slot, as rings of their own and records have it: PITCH words from one env's to
-// the next one's.
-template <int PITCH>
-__device__ __forceinline__ long long place_of(int slot, long long env)
-{
-    return ((long long)slot * NUM_ENVS + env) * PITCH;
-}
+// Where a field has an env's values of a slot, in words: in a ring of its own, or in records.
+template <long long SLOT_STRIDE, long long ENV_STRIDE>
+struct Strides {
+    __device__ __forceinline__ static long long place(long long slot, long long env)
+    {
+        return slot * SLOT_STRIDE + env * ENV_STRIDE;
+    }
+};
 
 // The codes around an item's step: loaded at once, and looked at when what else is loaded is on its way.
-template <typename Done, int PITCH>
+template <typename At, typename Done>
 struct Codes {
     unsigned ahead[N_STEP];  // from its step on
     unsigned behind[STACK];  // from its step back
@@ -74,9 +75,9 @@ struct Codes {
     __device__ __forceinline__ Codes(const Done* done, int slot, int env)
     {
 #pragma unroll
-        for (int k = 0; k < N_STEP; ++k) ahead[k] = done[place_of<PITCH>(slot_after(slot, k), env)];
+        for (int k = 0; k < N_STEP; ++k) ahead[k] = done[At::place(slot_after(slot, k), env)];
 #pragma unroll
-        for (int k = 1; k < STACK; ++k) behind[k] = done[place_of<PITCH>(slot_before(slot, k), env)];
+        for (int k = 1; k < STACK; ++k) behind[k] = done[At::place(slot_before(slot, k), env)];
     }
 
     __device__ __forceinline__ Fate fate() const
@@ -100,22 +101,22 @@ struct Codes {
     }
 };
 
-template <int PITCH, typename Done>
+template <typename At, typename Done>
 __device__ __forceinline__ Fate fate_of(const Done* done, int slot, int env)
 {
-    return Codes<Done, PITCH>(done, slot, env).fate();
+    return Codes<At, Done>(done, slot, env).fate();
 }
 
 // Where a field has an item's values in a slot: as many rows of WORDS words as the item has agents, if it is BY_AGENT.
-template <bool BY_AGENT, int WORDS, int PITCH>
+template <bool BY_AGENT, int WORDS, typename At>
 __device__ __forceinline__ long long place_of(const Item& item, int slot)
 {
-    return place_of<PITCH>(slot, item.env()) + (BY_AGENT ? item.agent() * WORDS : 0);
+    return At::place(slot, item.env()) + (BY_AGENT ? item.agent() * WORDS : 0);
 }
 
-// Words from an env's values to the next one's, in a ring of their own.
-template <bool BY_AGENT, int WORDS>
-constexpr int OWN_PITCH = (BY_AGENT ? GROUP_SIZE : 1) * WORDS;
+// Of a ring of its own.
+template <bool BY_AGENT, int WORDS, int ROW = (BY_AGENT ? GROUP_SIZE : 1) * WORDS>
+using OwnRing = Strides<(long long)NUM_ENVS * ROW, ROW>;
 
 // Of rings larger than the L2 cache nothing is soon read again: it makes no room by what is, the tree.
 template <typename Word>
@@ -166,13 +167,13 @@ struct Row {
 };
 
 // A field as it was at the item's step.
-template <typename Word, int WORDS, bool BY_AGENT, int PITCH>
+template <typename Word, int WORDS, bool BY_AGENT, typename At>
 struct FieldRow : Row<Word, (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS> {
     static constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS;
 
     template <typename Given>
     __device__ __forceinline__ FieldRow(const Item& item, int lane, const Given* field)
-        : Row<Word, COUNT>((const Word*)field + place_of<BY_AGENT, WORDS, PITCH>(item, item.slot), lane)
+        : Row<Word, COUNT>((const Word*)field + place_of<BY_AGENT, WORDS, At>(item, item.slot), lane)
     {
     }
 
@@ -189,7 +190,7 @@ struct FieldRow : Row<Word, (BY_AGENT ? AGENTS_OF_ITEM : 1) * WORDS> {
 //   field  [slot, env(, agent), WORDS]  read
 //   side   [side, env(, agent), WORDS]  read
 //   out, out_next  [item(, agent), STACK, WORDS]  written
-template <typename Word, int WORDS, bool BY_AGENT, int PITCH>
+template <typename Word, int WORDS, bool BY_AGENT, typename At>
 struct Observation {
     static constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
     const Word *field, *side;
@@ -245,14 +246,14 @@ struct Observation {
 private:
     __device__ __forceinline__ static long long place_in_ring(const Item& item, int slot)
     {
-        return place_of<BY_AGENT, WORDS, PITCH>(item, slot);
+        return place_of<BY_AGENT, WORDS, At>(item, slot);
     }
 
     // So many steps on: what a truncated episode saw last is in no slot.
     __device__ __forceinline__ const Word* row_after(const Item& item, const Fate& fate, int steps) const
     {
         if (steps == fate.num_steps && fate.code > 1) {
-            return side + place_of<BY_AGENT, WORDS, OWN_PITCH<BY_AGENT, WORDS>>(item, fate.code - 2);
+            return side + place_of<BY_AGENT, WORDS, OwnRing<BY_AGENT, WORDS>>(item, fate.code - 2);
         }
         return field + place_in_ring(item, slot_after(item.slot, steps));
     }
@@ -274,14 +275,14 @@ private:
 
 // What may be done at the item's step, and after its last one: everything, where the episode has ended.
 //   field  [slot, env(, agent), COUNT_OF_ROW]  read
-template <int COUNT_OF_ROW, bool BY_AGENT, int PITCH>
+template <int COUNT_OF_ROW, bool BY_AGENT, typename At>
 __device__ __forceinline__ void gather_mask(const Item& item, const Fate& fate, int i, int lane, const bool* field,
                                             bool* out, bool* out_next)
 {
     constexpr int COUNT = (BY_AGENT ? AGENTS_OF_ITEM : 1) * COUNT_OF_ROW;
     const int after = slot_after(item.slot, fate.num_steps);
-    const bool* now = field + place_of<BY_AGENT, COUNT_OF_ROW, PITCH>(item, item.slot);
-    const bool* next = field + place_of<BY_AGENT, COUNT_OF_ROW, PITCH>(item, after);
+    const bool* now = field + place_of<BY_AGENT, COUNT_OF_ROW, At>(item, item.slot);
+    const bool* next = field + place_of<BY_AGENT, COUNT_OF_ROW, At>(item, after);
     for (int w = lane; w < COUNT; w += LANES) {
         out[(long long)i * COUNT + w] = now[w];
         out_next[(long long)i * COUNT + w] = fate.code ? true : next[w];
@@ -293,7 +294,7 @@ __device__ __forceinline__ void gather_mask(const Item& item, const Fate& fate, 
 //   reward          [slot, env(, agent)]       read
 //   survived        [slot, env(, agent)]       read, if SOME_LEAVE
 //   out, discount   [item(, agent)]            written
-template <bool BY_AGENT, int PITCH, bool SOME_LEAVE, int SURVIVED_PITCH>
+template <bool BY_AGENT, typename At, bool SOME_LEAVE, typename AtSurvived>
 struct Returns {
     static constexpr int RUNS = BY_AGENT ? AGENTS_OF_ITEM : 1;
     static constexpr bool IS_SHORT = RUNS <= LANES;  // loaded ahead, as a Row is
@@ -337,8 +338,8 @@ private:
 #pragma unroll
         for (int k = 0; k < N_STEP; ++k) {
             const int slot = slot_after(item.slot, k);
-            earned[k] = read_once(reward + place_of<BY_AGENT, 1, PITCH>(item, slot) + run);
-            is_there[k] = SOME_LEAVE ? survived[place_of<BY_AGENT, 1, SURVIVED_PITCH>(item, slot) + run] : true;
+            earned[k] = read_once(reward + place_of<BY_AGENT, 1, At>(item, slot) + run);
+            is_there[k] = SOME_LEAVE ? survived[place_of<BY_AGENT, 1, AtSurvived>(item, slot) + run] : true;
         }
     }
 };

@@ -35,7 +35,7 @@ class KernelText:
 
     def read(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
         """A parameter that nothing in the kernel writes: reads of it wait for no write. Of a ring of records it begins
-        with its first number; see `pitch_of`."""
+        with its first number; see `strides_of`."""
         return self._array(name, tensor, "const {}* __restrict__", as_bytes)
 
     def write(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:

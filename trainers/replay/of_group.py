@@ -13,10 +13,11 @@ from gymnasium import spaces
 from trainers.experience.field import Field
 from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Features, Observation, torch_dtype
+from trainers.replay.adding import LAST
 from trainers.replay.batch import Batch
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import Layout, Window, allocate
-from trainers.replay.store import LAST, ReplayStore
+from trainers.replay.store import ReplayStore
 from trainers.replay.tiers import Tier
 from trainers.replay.windows import Transitions
 from trainers.run.num_bytes import NUM_ROWS

@@ -17,11 +17,11 @@ import torch
 from trainers.experience.field import Field
 from trainers.experience.spec import GroupSpec
 from trainers.networks.features import Features, Observation, central_features, torch_dtype
+from trainers.replay.adding import LAST
 from trainers.replay.batch import Batch
 from trainers.replay.of_group import OF_TRANSITIONS, SampledSequences, Samples, fields_of, window_of
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import ACTIVE, REWARD, SURVIVED, Window
-from trainers.replay.store import LAST
 from trainers.replay.windows import Transitions
 from warpdrive.layout import FINAL
 

@@ -1,4 +1,5 @@
-"""Short fields of a step lie side by side, in a record an env: one random access brings all of them."""
+"""Short fields of a step lie side by side, in a record, and an env's records step after step: what an item needs of them
+comes by one random access to memory, or two."""
 
 from __future__ import annotations
 
@@ -21,11 +22,18 @@ SECTOR = 32
 
 @dataclass(frozen=True)
 class Record:
-    """Where in an env's record its short fields begin."""
+    """Where in an env's record of a step its short fields begin."""
 
     offsets: dict[str, int]
     """By field's name, in bytes."""
     num_bytes: int
+    used: int
+    """Bytes of fields; others fill it up."""
+
+    @property
+    def is_by_env(self) -> bool:
+        """Whether records are [E, slots]. `done` alone is [slots, E], as all that lies in a ring of its own."""
+        return len(self.offsets) > 1
 
     @classmethod
     def of(cls, of_rings: Sizes, asked: Collection[str]) -> Record:
@@ -45,16 +53,19 @@ class Record:
             end = _up(end, alignment_of(sizes[name]))
             offsets[name] = end
             end += sizes[name]
-        return cls(offsets, 1 << (end - 1).bit_length() if end <= SECTOR else _up(end, SHORT_BYTES))
+        num_bytes = 1 << (end - 1).bit_length() if end <= SECTOR else _up(end, SHORT_BYTES)
+        return cls(offsets, num_bytes, total)
 
     def more_bytes(self, of_rings: Sizes) -> int:
         """That fill the records of a whole store up."""
-        used = sum(math.prod(of_rings[name][0]) * of_rings[name][1].itemsize for name in self.offsets)
-        return math.prod(of_rings["done"][0]) * self.num_bytes - used
+        return math.prod(of_rings["done"][0]) * (self.num_bytes - self.used)
 
     def allocate(self, of_rings: Sizes, device: torch.device) -> dict[str, torch.Tensor]:
-        """Zeros by name, [slots, E, ...]; those of records are views of [slots, E, num_bytes]."""
-        records, found = torch.zeros((*of_rings["done"][0], self.num_bytes), dtype=torch.uint8, device=device), {}
+        """Zeros by name, [slots, E, ...]; those of records are views."""
+        slots, envs = of_rings["done"][0]
+        axes = (envs, slots) if self.is_by_env else (slots, envs)
+        records, found = torch.zeros((*axes, self.num_bytes), dtype=torch.uint8, device=device), {}
+        records = records.transpose(0, 1) if self.is_by_env else records
         for name, (shape, dtype) in of_rings.items():
             if name not in self.offsets:
                 found[name] = torch.zeros(shape, dtype=dtype, device=device)
@@ -81,16 +92,18 @@ def flat_of(ring: torch.Tensor) -> torch.Tensor:
 
 
 def in_one_run(ring: torch.Tensor) -> torch.Tensor:
-    """[numbers]: the same memory as kernels take it, with what lies between; see `pitch_of`."""
+    """[numbers]: the same memory as kernels take it, with what lies between; see `strides_of`."""
     return ring if ring.is_contiguous() else flat_of(ring).view(ring.dtype)
 
 
-def pitch_of(ring: torch.Tensor) -> int:
-    """Numbers from an env's first to the next one's, of [slots, E, ...]."""
-    num_slots, num_envs = ring.shape[:2]
-    if num_slots > 1:
-        return ring.stride(0) // num_envs
-    return ring.stride(1) if num_envs > 1 else math.prod(ring.shape[2:])
+def strides_of(ring: torch.Tensor, word: int | None = None) -> str:
+    """The C type that says where values of a slot and an env are, of [slots, E, ...]; see gather.cuh.
+
+    Args:
+        word: bytes of a word by which a kernel reads it; None: it does by numbers.
+    """
+    slot, env = (ring.stride(i) * ring.element_size() // (word or ring.element_size()) for i in range(2))
+    return f"Strides<{slot}, {env}>"
 
 
 def _up(number: int, to: int) -> int:

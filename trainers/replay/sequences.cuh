@@ -3,7 +3,6 @@
 //
 // Constants besides those of gather.cuh:
 //   NUM_BEFORE, LENGTH  see above
-// Pitches are numbers from one env's to the next one's.
 #pragma once
 #include "gather.cuh"
 
@@ -18,7 +17,7 @@ __device__ __forceinline__ Item at_row(const Item& item, int r)
 //   done              [slot, env]         read
 //   active, survived  [slot, env, agent]  read, if SOME_LEAVE
 //   starts            [row, item(, agent)]  written
-template <int DONE_PITCH, bool SOME_LEAVE, int ACTIVE_PITCH, int SURVIVED_PITCH, typename Done>
+template <typename AtDone, bool SOME_LEAVE, typename AtActive, typename AtSurvived, typename Done>
 __device__ __forceinline__ void gather_starts(const Item& at, int r, long long number, int lane, const Done* done,
                                               const bool* active, const bool* survived, bool* starts)
 {
@@ -27,10 +26,10 @@ __device__ __forceinline__ void gather_starts(const Item& at, int r, long long n
     for (int run = lane; run < RUNS; run += LANES) {
         bool is_start = false;
         if (r > 0) {
-            is_start = done[place_of<DONE_PITCH>(before, at.env())] != 0;
+            is_start = done[AtDone::place(before, at.env())] != 0;
             if (SOME_LEAVE) {
-                is_start |= !(active[place_of<true, 1, ACTIVE_PITCH>(at, before) + run] &&
-                              survived[place_of<true, 1, SURVIVED_PITCH>(at, before) + run]);
+                is_start |= !(active[place_of<true, 1, AtActive>(at, before) + run] &&
+                              survived[place_of<true, 1, AtSurvived>(at, before) + run]);
             }
         }
         starts[number * RUNS + run] = is_start;
@@ -45,7 +44,7 @@ __device__ __forceinline__ void gather_starts(const Item& at, int r, long long n
 //   out, discount      [step, item(, agent)]       written
 //   valid              [step, item(, agent)]       0 where there is nothing to learn  written
 //   bootstrap          [step, item]                written
-template <bool BY_AGENT, int PITCH, int DONE_PITCH, bool SOME_LEAVE, int ACTIVE_PITCH, int SURVIVED_PITCH, typename Done>
+template <bool BY_AGENT, typename At, typename AtDone, bool SOME_LEAVE, typename AtActive, typename AtSurvived, typename Done>
 __device__ __forceinline__ void gather_targets(const Item& at, int r, long long number, int lane, const Done* done,
                                                const float* reward, const bool* active, const bool* survived,
                                                float* out, float* discount, float* valid, long long* bootstrap)
@@ -54,20 +53,20 @@ __device__ __forceinline__ void gather_targets(const Item& at, int r, long long 
     int num_steps = 0;
     int code = 0;
     for (int k = 0; k < N_STEP && code == 0; ++k) {
-        code = done[place_of<DONE_PITCH>(slot_after(at.slot, k), at.env())];
+        code = done[AtDone::place(slot_after(at.slot, k), at.env())];
         if (code < 2 || k == 0) ++num_steps;
     }
-    const bool is_cut = code > 1 && num_steps == 1 && done[place_of<DONE_PITCH>(at.slot, at.env())] > 1;
+    const bool is_cut = code > 1 && num_steps == 1 && done[AtDone::place(at.slot, at.env())] > 1;
     for (int run = lane; run < RUNS; run += LANES) {
         float sum = 0.0f;
         bool stays = true;
         for (int k = 0; k < num_steps && stays; ++k) {
             const int slot = slot_after(at.slot, k);
-            const float earned = reward[place_of<BY_AGENT, 1, PITCH>(at, slot) + run];
+            const float earned = reward[place_of<BY_AGENT, 1, At>(at, slot) + run];
             sum = k == 0 ? earned : __fadd_rn(sum, __fmul_rn(GAMMA[k], earned));
-            if (SOME_LEAVE) stays = survived[place_of<BY_AGENT, 1, SURVIVED_PITCH>(at, slot) + run];
+            if (SOME_LEAVE) stays = survived[place_of<BY_AGENT, 1, AtSurvived>(at, slot) + run];
         }
-        const bool is_here = SOME_LEAVE ? active[place_of<BY_AGENT, 1, ACTIVE_PITCH>(at, at.slot) + run] : true;
+        const bool is_here = SOME_LEAVE ? active[place_of<BY_AGENT, 1, AtActive>(at, at.slot) + run] : true;
         const bool ends = code == 1 || is_cut || !stays;
         out[number * RUNS + run] = sum;
         discount[number * RUNS + run] = ends ? 0.0f : GAMMA[num_steps];

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from trainers.replay.kernel_text import KernelText
-from trainers.replay.records import Sizes, pitch_of
+from trainers.replay.records import Sizes, strides_of
 from trainers.replay.storage import ACTION, ACTIVE, REWARD, SURVIVED, Layout
 from trainers.replay.windows import (
     Axis,
@@ -16,8 +16,8 @@ from trainers.replay.windows import (
     batch_of,
     is_whole,
     lanes_for,
-    pitch_in_words,
     powers_of,
+    strides_in_words,
     word_of,
 )
 from warpdrive.errors import ConfigError
@@ -133,13 +133,13 @@ class Sequences:
         """What a kernel does for row `r` of item number `i`, as thread `lane` of it."""
         leave = SURVIVED in layout
         done = text.read("done", store["done"])
-        pitches = ", ".join(str(pitch_of(store[one]) if leave else 0) for one in _FLAGS)
-        pitches = f"{pitch_of(store['done'])}, {str(leave).lower()}, {pitches}"
+        known = ", ".join(strides_of(store[one if leave else "done"]) for one in _FLAGS)
+        known = f"{strides_of(store['done'])}, {str(leave).lower()}, {known}"
         flags = ", ".join(text.read(name, store[name]) if leave else "nullptr" for name in _FLAGS)
         text.line("const Item at = at_row(item, r);")
         text.line("const long long number = (long long)r * num_items + i;")
         starts = text.write("starts", batch["starts"])
-        text.line(f"gather_starts<{pitches}>(at, r, number, lane, {done}, {flags}, {starts});")
+        text.line(f"gather_starts<{known}>(at, r, number, lane, {done}, {flags}, {starts});")
         for one in layout:
             name, by_agent = one.name, str(one.axis == "agent").lower()
             if name in _FLAGS:
@@ -149,7 +149,7 @@ class Sequences:
                 outs = ", ".join(text.write(f"out_{x}", batch[x]) for x in (REWARD, "discount", "valid", "bootstrap"))
                 text.line("if (r >= NUM_BEFORE && r < NUM_BEFORE + LENGTH)")
                 text.line(
-                    f"    gather_targets<{by_agent}, {pitch_of(store[name])}, {pitches}>(at, r, "
+                    f"    gather_targets<{by_agent}, {strides_of(store[name])}, {known}>(at, r, "
                     f"number - (long long)NUM_BEFORE * num_items, lane, done, {text.read(name, store[name])}, "
                     f"{flags}, {outs});"
                 )
@@ -167,5 +167,5 @@ class Sequences:
             else:
                 ring = text.read(name, store[name], True)
                 out = f"({word}*){text.write(f'out_{name}', batch[name], True)}"
-            of_word = f"{word}, {words}, {by_agent}, {pitch_in_words(store[name], one, words)}"
+            of_word = f"{word}, {words}, {by_agent}, {strides_in_words(store[name], one, words)}"
             text.line(f"    FieldRow<{of_word}>({where}, lane, {ring}).store_as({out}, {number}, lane);")

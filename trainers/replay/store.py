@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,22 +9,18 @@ import torch
 
 from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
-from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.adding import Adding
 from trainers.replay.of_ranks import PENDING
-from trainers.replay.records import pitch_of
 from trainers.replay.resizing import Kept, move
 from trainers.replay.selectors import Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import (
     TRUNCATED,
     Layout,
-    Run,
     Window,
     allocate,
     bytes_of,
     forget_lost_sides,
-    lies_side_by_side,
-    run_of,
     why_not_kept,
 )
 from trainers.replay.table import Table
@@ -34,18 +29,11 @@ from trainers.replay.tiers import Division, Tier
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import Backend
-from warpdrive.errors import ConfigError, ShapeError
-from warpdrive.signature import CTYPES
+from warpdrive.errors import ConfigError
 
 CHUNK_BYTES = 32 << 20
-THREADS = 256
-"""Of a block that adds."""
-SHORT_ROW = 256
-"""Bytes of what an env sees up to which a block keeps those that many envs saw last."""
 SIDE = "side_"
 """Begins the names of what truncated episodes saw last, as it is kept; and of the steps after which it was."""
-LAST = "final_"
-"""`final_<observation>` of a window [K, E(, A), *shape]: what an env saw before its k-th truncation in it."""
 COUNTS_OF_TABLE = ("range", "oldest", "leaves", "uses")
 """What a table keeps that is never below 0, and that it finds its way by."""
 
@@ -184,63 +172,7 @@ class ReplayStore:
         Raises:
             ShapeError: a tensor is missing, or does not fit its field.
         """
-        layout = self.layout
-        known = {*(one.name for one in layout), *(LAST + one.name for one in layout.observations)}
-        known |= {"terminated", "truncated"}
-        for name in window:
-            if name not in known:
-                told = f"the window has '{name}', which the store does not keep"
-                raise ShapeError(f"{told}. It keeps {', '.join(sorted(known))}: leave it out.")
-        parts = [
-            (one, part, given, run_of(given)) for one in layout for part, given in enumerate(self._parts(window, one))
-        ]
-        text = KernelText("add", ["add.cuh"])
-        ends = [self._given(window, name, (layout.num_steps, layout.num_envs), torch.bool) for name in _ENDS]
-        counts = {len(self._given(window, LAST + one.name)) for one in layout.observations}
-        if len(counts) > 1:
-            raise ShapeError(f"the window's '{LAST}...' hold {sorted(counts)} truncations. Give as many of each.")
-        most = max(counts, default=0)
-        side_of = torch.full((max(most, 1), layout.num_envs), -1, dtype=torch.int32, device=self.backend.device)
-        head = text.write("head", self.small["head"])
-        records = text.write("records", self.record.whole(self.tensors))
-        arguments = [text.read(name, one.contiguous()) for name, one in zip(_ENDS, ends, strict=True)]
-        arguments += ["begin", records]
-        arguments += [text.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
-        arguments += [text.write("side_of", side_of)]
-        text.line("__shared__ Staged staged;")
-        text.line("staged.clear();")
-        text.line(f"const long long begin = {head}[0];")
-        text.line("const int base = (int)(begin % NUM_SLOTS);")
-        text.line("const Crews crews;")
-        text.line("for (long long i = crews.of_steps.me; i * ENVS_OF_BLOCK < NUM_ENVS && crews.of_steps.has_me();")
-        text.line("     i += crews.of_steps.count) {")
-        text.line("    const Envs envs(i);")
-        text.line(f"    Ends<{CTYPES[self.tensors['done'].dtype]}> ends(envs, {', '.join(arguments)});")
-        text.line("    for (int t0 = 0; t0 < NUM_STEPS; t0 += STEPS_AT_ONCE) {")
-        after = self._write_records(text, window)
-        text.line("        ends.look(t0, staged);")
-        text.line("        __syncthreads();")
-        text.line(f"        add_records(envs, base, t0, staged, {records});")
-        text.line("        __syncthreads();")
-        text.line("    }")
-        text.line("    ends.finish();")
-        for line in after:
-            text.line(f"    {line}")
-        self._write_sides(text, window)
-        text.line("}")
-        text.line("if (crews.of_rows.has_me()) {")
-        self._write_fields(text, [part for part in parts if part[0].name not in self.record.offsets])
-        text.line("}")
-        text.line(f"move_head(begin, {head});")
-        of_sides = sum(self.small[f"side_{one.name}"][0, 0].nbytes for one in layout.observations)
-        constants = {name.upper(): getattr(layout, name) for name in ("num_steps", "num_slots", "num_sides")}
-        constants |= {"RECORD": self.record.num_bytes, "CODE_OFFSET": self.record.offsets["done"]}
-        at_once = 1 if self.backend.name != "cuda" else 128 if of_sides <= SHORT_ROW else 32
-        constants |= {"MAX_TRUNCATIONS": most, "ENVS_OF_BLOCK": at_once}
-        long = [one for name, one in self.tensors.items() if name not in self.record.offsets]
-        words = sum(one.nbytes for one in long) // layout.num_slots * layout.num_steps // 16
-        shape = launch_shape(self.backend, max(words, -(-layout.num_envs // at_once) * THREADS), THREADS)
-        launch = text.prepare(self.backend, shape, constants, layout.num_envs)
+        launch = Adding(self, window).prepare()
 
         def add() -> None:
             if self.tiered is not None:
@@ -251,83 +183,6 @@ class ReplayStore:
                     call()
 
         return add
-
-    def _write_fields(self, text: KernelText, parts: Sequence[tuple[Field, int, torch.Tensor, Run]]) -> None:
-        """The copies of a window's fields into the rings."""
-        for one, part, given, run in parts:
-            num_rows, ring = len(self.tensors[one.name]), text.write(one.name, self.tensors[one.name], True)
-            first = f"(int)((begin + {part * self.layout.num_steps}) / {one.every} % {num_rows})"
-            from_window = text.read(f"window_{one.name}_{part}", run.flat)
-            sizes = f"{run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, {num_rows}"
-            arguments = f"crews.of_rows, {from_window}, {ring}, {first}, {len(given)}"
-            text.line(f"add_rows<{run.word}, {sizes}>({arguments});")
-
-    def _write_records(self, text: KernelText, window: Window) -> list[str]:
-        """What puts records together of a window's fields; gives what keeps of them what is known after its steps."""
-        after = []
-        for name, offset in self.record.offsets.items():
-            if name == "done":
-                continue
-            one = self.layout[name]
-            steps, *rest = self._parts(window, one)
-            run = run_of(steps, merges=False)
-            sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(f"window_{name}", run.flat)
-            text.line(f"        stage_field<{offset}, {sizes}, {run.step_stride}>(envs, t0, {place}, staged);")
-            if not one.extra:
-                continue
-            run = run_of(rest[0] if rest else steps[-1:], merges=False)
-            ring, place = text.write(f"ring_{name}", self.tensors[name], True), text.read(f"after_{name}", run.flat)
-            pitch = pitch_of(self.tensors[name]) * run.words // math.prod(self.tensors[name].shape[2:])
-            sizes = f"{run.word}, {run.words}, {run.run_stride}, {pitch}"
-            after.append(f"add_after<{sizes}>(envs, base, {place}, {ring});")
-        return after
-
-    def _write_sides(self, text: KernelText, window: Window) -> None:
-        """The copies of last observations into the sides, of the envs that a block looks at together."""
-        for one in self.layout.observations:
-            given = self._given(window, LAST + one.name)
-            expected = (len(given), *self._row_of(one))
-            run = run_of(self._given(window, LAST + one.name, expected, one.dtype), merges=False)
-            side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
-            text.line(
-                f"    add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
-                f"envs, {text.read(f'last_{one.name}', run.flat)}, {side}, side_of);"
-            )
-
-    def _row_of(self, field: Field) -> tuple[int, ...]:
-        return (self.layout.num_envs, *((self.layout.num_agents,) if field.axis == "agent" else ()), *field.shape)
-
-    def _parts(self, window: Window, field: Field) -> list[torch.Tensor]:
-        """The field's steps; and what comes after them, if it is given apart."""
-        rows = self._row_of(field)
-        given, num_steps = window.get(field.name), self.layout.num_steps // field.every
-        if not isinstance(given, tuple):
-            return [self._given(window, field.name, (num_steps + field.extra, *rows), field.dtype)]
-        after = {field.name: given[1].unsqueeze(0)}
-        return [
-            self._given({field.name: given[0]}, field.name, (num_steps, *rows), field.dtype),
-            self._given(after, field.name, (1, *rows), field.dtype),
-        ]
-
-    def _given(
-        self, window: Window, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        if name not in window:
-            raise ShapeError(f"the window has no '{name}'. It has {', '.join(window) or 'nothing'}: give it, too.")
-        found = window[name]
-        if shape is None:
-            return found
-        if tuple(found.shape) != shape or found.dtype != dtype:
-            raise ShapeError(
-                f"the window's '{name}' is {list(found.shape)} {_word(found.dtype)}, and the store keeps "
-                f"{list(shape)} {_word(dtype)}. Give what its field says."
-            )
-        if not lies_side_by_side(found, 2):
-            raise ShapeError(
-                f"the window's '{name}' is strided behind its envs ({list(found.shape)}, strides "
-                f"{list(found.stride())}). Give {name}.contiguous()."
-            )
-        return found
 
     # ----------------------------------------------------------------------------------------- state
 
@@ -436,9 +291,6 @@ class ReplayStore:
         )
 
 
-_ENDS = ("terminated", "truncated")
-
-
 def steps_per_chunk(layout: Layout) -> int:
     """Of a file: whole windows, of CHUNK_BYTES or so."""
     window = bytes_of(layout.sizes()[0]) // (layout.num_slots // layout.num_steps)
@@ -448,7 +300,3 @@ def steps_per_chunk(layout: Layout) -> int:
 def division_of(layout: Layout, tiers: Sequence[Tier]) -> Division | None:
     """Where the steps of a store lie; None: all on the device. Raises ConfigError where tiers cannot hold them."""
     return Division.of(layout, tiers, steps_per_chunk(layout)) if tiers else None
-
-
-def _word(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -12,7 +12,7 @@ import torch
 from trainers.experience.field import Field
 from trainers.replay.batch import Batch
 from trainers.replay.kernel_text import KernelText
-from trainers.replay.records import Sizes, pitch_of
+from trainers.replay.records import Sizes, strides_of
 from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, WORDS, Layout
 from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant
@@ -38,9 +38,9 @@ def word_of(field: Field, count: int = 1) -> tuple[str, int]:
     return WORDS[word], num_bytes // word
 
 
-def pitch_in_words(ring: torch.Tensor, field: Field, words: int) -> int:
-    """From an env's values to the next one's, of which a row has so many words."""
-    return pitch_of(ring) * words // math.prod(field.shape)
+def strides_in_words(ring: torch.Tensor, field: Field, words: int) -> str:
+    """As `strides_of`, where a row of the field is so many words."""
+    return strides_of(ring, math.prod(field.shape) * field.dtype.itemsize // words)
 
 
 def bulk_row(field: Field) -> int:
@@ -182,13 +182,13 @@ class Transitions:
         """The first third of it; returns the lines that look at what was loaded and load the rest, and those that store
         all of it."""
         done = f"{text.read('done', store['done'])}, item.slot, item.env()"
-        text.line(f"const Codes<{CTYPES[store['done'].dtype]}, {pitch_of(store['done'])}> codes({done});")
+        text.line(f"const Codes<{strides_of(store['done'])}, {CTYPES[store['done'].dtype]}> codes({done});")
         follows, stores, num_bulks = ["const Fate fate = codes.fate();"], [], 0
         for field, _, kind in self._outputs(layout):
             name, by_agent = field.name, str(field.axis == "agent").lower()
             count = math.prod(field.shape)
             word, words = word_of(field)
-            of_word = f"{word}, {words}, {by_agent}, {pitch_in_words(store[name], field, words)}"
+            of_word = f"{word}, {words}, {by_agent}, {strides_in_words(store[name], field, words)}"
             if kind == "observation":
                 rings = ", ".join(text.read(one, store[one], True) for one in (name, f"side_{name}"))
                 outs = f"{text.write(f'out_{name}', batch[name], True)}, "
@@ -205,7 +205,7 @@ class Transitions:
                     stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
             elif kind == MASK:
                 stores.append(
-                    f"gather_mask<{count}, {by_agent}, {pitch_of(store[name])}>(item, fate, i, lane, "
+                    f"gather_mask<{count}, {by_agent}, {strides_of(store[name])}>(item, fate, i, lane, "
                     f"{text.read(name, store[name])}, {text.write('out_mask', batch[name])}, "
                     f"{text.write('next_mask', batch['next_mask'])});"
                 )
@@ -214,13 +214,13 @@ class Transitions:
                 rings = text.read(name, store[name]) + ", "
                 rings += text.read(SURVIVED, store[SURVIVED]) if leave else "nullptr"
                 outs = f"{text.write('out_reward', batch[REWARD])}, {text.write('discount', batch['discount'])}"
-                pitches = f"{pitch_of(store[name])}, {str(leave).lower()}, {pitch_of(store[SURVIVED]) if leave else 0}"
-                text.line(f"Returns<{by_agent}, {pitches}> of_{name}(item, lane, {rings});")
+                survived = f"{str(leave).lower()}, {strides_of(store[SURVIVED if leave else name])}"
+                text.line(f"Returns<{by_agent}, {strides_of(store[name])}, {survived}> of_{name}(item, lane, {rings});")
                 stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
             else:
                 is_number = kind == ACTIVE or (kind == ACTION and is_whole(field.dtype))
                 if is_number:
-                    of_word = f"{CTYPES[field.dtype]}, {count}, {by_agent}, {pitch_of(store[name])}"
+                    of_word = f"{CTYPES[field.dtype]}, {count}, {by_agent}, {strides_of(store[name])}"
                 ring = text.read(name, store[name], not is_number)
                 out = text.write(f"out_{name}", batch[name], not is_number)
                 text.line(f"const FieldRow<{of_word}> of_{name}(item, lane, {ring});")

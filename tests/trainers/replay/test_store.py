@@ -226,7 +226,7 @@ extern "C" __global__ void number_items(const long long* counts, const unsigned 
         const Item item = draw_uniform(drawable, points[i]);
         found[3 * i] = drawable.count;
         found[3 * i + 1] = item.index();
-        found[3 * i + 2] = place_of<true, 1, OWN_PITCH<true, 1>>(item, item.slot);
+        found[3 * i + 2] = place_of<true, 1, OwnRing<true, 1>>(item, item.slot);
     }
 }"""
     functions = FunctionManager(DataManager(backend.device), text, constants, backend=backend, include_folders=[HERE])

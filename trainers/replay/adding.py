@@ -1,0 +1,195 @@
+"""What takes a window into a store, in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainers.experience.field import Field
+from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.storage import Window, lies_side_by_side, run_of
+from warpdrive.errors import ShapeError
+from warpdrive.signature import CTYPES
+
+if TYPE_CHECKING:
+    from trainers.replay.store import ReplayStore
+
+THREADS, STAGED_BYTES, STEPS_AT_ONCE = 256, 32 << 10, 32
+"""Of a block that adds; of the records that it puts together at once, and their steps."""
+SHORT_ROW = 256
+"""Bytes of what an env sees up to which a block keeps those that many envs saw last."""
+LAST = "final_"
+"""`final_<observation>` of a window [K, E(, A), *shape]: what an env saw before its k-th truncation in it."""
+_ENDS = ("terminated", "truncated")
+
+
+class Adding:
+    """The launch that takes in what a window's tensors hold then; see `ReplayStore.prepare_add`."""
+
+    def __init__(self, store: ReplayStore, window: Window) -> None:
+        self.layout, self.record, self.backend = store.layout, store.record, store.backend
+        self.tensors, self.small, self.window = store.tensors, store.small, window
+
+    def prepare(self) -> Callable[[], None]:
+        """Raises ShapeError where a tensor is missing, or does not fit its field."""
+        layout = self.layout
+        known = {*(one.name for one in layout), *(LAST + one.name for one in layout.observations)}
+        known |= {"terminated", "truncated"}
+        for name in self.window:
+            if name not in known:
+                told = f"the window has '{name}', which the store does not keep"
+                raise ShapeError(f"{told}. It keeps {', '.join(sorted(known))}: leave it out.")
+        text = KernelText("add", ["add.cuh"])
+        shape = (layout.num_steps, layout.num_envs)
+        ends = [self._fitting(name, self._given(name), shape, torch.bool) for name in _ENDS]
+        counts = {len(self._given(LAST + one.name)) for one in layout.observations}
+        if len(counts) > 1:
+            raise ShapeError(f"the window's '{LAST}...' hold {sorted(counts)} truncations. Give as many of each.")
+        most = max(counts, default=0)
+        side_of = torch.full((max(most, 1), layout.num_envs), -1, dtype=torch.int32, device=self.backend.device)
+        head = text.write("head", self.small["head"])
+        records = text.write("records", self.record.whole(self.tensors))
+        arguments = [text.read(name, one.contiguous()) for name, one in zip(_ENDS, ends, strict=True)]
+        arguments += ["begin", records]
+        arguments += [text.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
+        arguments += [text.write("side_of", side_of)]
+        text.line("__shared__ Staged staged;")
+        text.line("staged.clear();")
+        text.line(f"const long long begin = {head}[0];")
+        text.line("const int base = (int)(begin % NUM_SLOTS);")
+        text.line("const Crews crews;")
+        text.line("for (long long i = crews.of_steps.me; i * ENVS_OF_BLOCK < NUM_ENVS && crews.of_steps.has_me();")
+        text.line("     i += crews.of_steps.count) {")
+        text.line("    const Envs envs(i);")
+        text.line(f"    Ends<{CTYPES[self.tensors['done'].dtype]}> ends(envs, {', '.join(arguments)});")
+        loaded, after = self._write_records(text)
+        text.line(f"    {' '.join(f'{one}.load(0);' for one in loaded)}")
+        text.line("    for (int t0 = 0; t0 < NUM_STEPS; t0 += STEPS_AT_ONCE) {")
+        text.line(f"        {' '.join(f'{one}.put(t0, staged);' for one in loaded)}")
+        text.line("        __syncthreads();")
+        loads = " ".join(f"{one}.load(t0 + STEPS_AT_ONCE);" for one in loaded)  # while the others are written
+        text.line(f"        if (t0 + STEPS_AT_ONCE < NUM_STEPS) {{ {loads} }}")
+        text.line(f"        add_records(envs, base, t0, staged, {records});")
+        text.line("        __syncthreads();")
+        text.line("    }")
+        text.line("    ends.finish();")
+        for line in after:
+            text.line(f"    {line}")
+        self._write_sides(text)
+        text.line("}")
+        text.line("if (crews.of_rows.has_me()) {")
+        self._write_fields(text)
+        text.line("}")
+        text.line(f"move_head(begin, {head});")
+        constants = {name.upper(): getattr(layout, name) for name in ("num_steps", "num_slots", "num_sides")}
+        constants |= {"MAX_TRUNCATIONS": most, **self._shape_of_records()}
+        long = [one for name, one in self.tensors.items() if name not in self.record.offsets]
+        words = sum(one.nbytes for one in long) // layout.num_slots * layout.num_steps // 16
+        wanted = -(-layout.num_envs // constants["ENVS_OF_BLOCK"])
+        shape = launch_shape(self.backend, max(words, wanted * THREADS), THREADS)
+        return text.prepare(self.backend, shape, constants, layout.num_envs)
+
+    def _write_fields(self, text: KernelText) -> None:
+        """The copies of a window's long fields into their rings."""
+        for one in self.layout:
+            if one.name in self.record.offsets:
+                continue
+            num_rows, ring = len(self.tensors[one.name]), text.write(one.name, self.tensors[one.name], True)
+            for part, given in enumerate(self._parts(one)):
+                run = run_of(given)
+                first = f"(int)((begin + {part * self.layout.num_steps}) / {one.every} % {num_rows})"
+                from_window = text.read(f"window_{one.name}_{part}", run.flat)
+                sizes = f"{run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, {num_rows}"
+                arguments = f"crews.of_rows, {from_window}, {ring}, {first}, {len(given)}"
+                text.line(f"add_rows<{run.word}, {sizes}>({arguments});")
+
+    def _shape_of_records(self) -> dict[str, int]:
+        """How many of them a block puts together; constants of add.cuh."""
+        record, is_cuda, at_once = self.record, self.backend.name == "cuda", min(self.layout.num_steps, STEPS_AT_ONCE)
+        num_envs = 1
+        of_sides = sum(self.small[f"side_{one.name}"][0, 0].nbytes for one in self.layout.observations)
+        most = 32 if of_sides > SHORT_ROW else 128
+        while is_cuda and num_envs < most and 2 * num_envs * at_once * record.num_bytes <= STAGED_BYTES:
+            num_envs *= 2
+        return {
+            "ENVS_OF_BLOCK": num_envs,
+            "STEPS_AT_ONCE": at_once,
+            "THREADS": THREADS if is_cuda else 1,
+            "RECORD": record.num_bytes,
+            "BY_ENV": record.is_by_env,
+            "HAS_HOLES": record.used < record.num_bytes,
+            "CODE_OFFSET": record.offsets["done"],
+        }
+
+    def _write_records(self, text: KernelText) -> tuple[list[str], list[str]]:
+        """Names of what puts records together of a window's fields; and what keeps what is known after its steps."""
+        loaded, after = ["ends"], []
+        for name, offset in self.record.offsets.items():
+            if name == "done":
+                continue
+            one, ring = self.layout[name], self.tensors[name]
+            steps, *rest = self._parts(one)
+            run = run_of(steps, merges=False)
+            sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(f"window_{name}", run.flat)
+            text.line(f"    FieldOfSteps<{offset}, {sizes}, {run.step_stride}> of_{name}(envs, {place});")
+            loaded.append(f"of_{name}")
+            if not one.extra:
+                continue
+            run = run_of(rest[0] if rest else steps[-1:], merges=False)
+            word = ring[0, 0].nbytes // run.words
+            strides = ", ".join(str(stride * ring.element_size() // word) for stride in ring.stride()[:2])
+            sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(f"after_{name}", run.flat)
+            to = text.write(f"ring_{name}", ring, True)
+            after.append(f"add_after<{sizes}, {strides}>(envs, base, {place}, {to});")
+        return loaded, after
+
+    def _write_sides(self, text: KernelText) -> None:
+        """The copies of last observations into the sides, of the envs that a block looks at together."""
+        for one in self.layout.observations:
+            given = self._given(LAST + one.name)
+            expected = (len(given), *self._row_of(one))
+            run = run_of(self._fitting(LAST + one.name, given, expected, one.dtype), merges=False)
+            side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
+            text.line(
+                f"    add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
+                f"envs, {text.read(f'last_{one.name}', run.flat)}, {side}, side_of);"
+            )
+
+    def _row_of(self, field: Field) -> tuple[int, ...]:
+        return (self.layout.num_envs, *((self.layout.num_agents,) if field.axis == "agent" else ()), *field.shape)
+
+    def _parts(self, field: Field) -> list[torch.Tensor]:
+        """The field's steps; and what comes after them, if it is given apart."""
+        rows = self._row_of(field)
+        given, num_steps = self._given(field.name), self.layout.num_steps // field.every
+        if not isinstance(given, tuple):
+            return [self._fitting(field.name, given, (num_steps + field.extra, *rows), field.dtype)]
+        return [
+            self._fitting(field.name, given[0], (num_steps, *rows), field.dtype),
+            self._fitting(field.name, given[1].unsqueeze(0), (1, *rows), field.dtype),
+        ]
+
+    def _given(self, name: str) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if name not in self.window:
+            has = ", ".join(self.window) or "nothing"
+            raise ShapeError(f"the window has no '{name}'. It has {has}: give it, too.")
+        return self.window[name]
+
+    def _fitting(self, name: str, found: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if tuple(found.shape) != shape or found.dtype != dtype:
+            raise ShapeError(
+                f"the window's '{name}' is {list(found.shape)} {_word(found.dtype)}, and the store keeps "
+                f"{list(shape)} {_word(dtype)}. Give what its field says."
+            )
+        if not lies_side_by_side(found, 2):
+            raise ShapeError(
+                f"the window's '{name}' is strided behind its envs ({list(found.shape)}, strides "
+                f"{list(found.stride())}). Give {name}.contiguous()."
+            )
+        return found
+
+
+def _word(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
