@@ -15,6 +15,7 @@
 //   HAS_HOLES        whether something fills records up
 //   CODE_OFFSET      of the code that says how a step ended, in its record
 #pragma once
+#include "async_copy.cuh"
 #include "warpdrive.cuh"
 
 static_assert(NUM_STEPS <= NUM_SLOTS, "a window is longer than the ring");
@@ -96,25 +97,49 @@ __device__ __forceinline__ long long record_at(long long slot, long long env)
     return (BY_ENV ? env * NUM_SLOTS + slot : slot * NUM_ENVS + env) * RECORD;
 }
 
-// Records that are put together, in shared memory.
+// Records that are put together, in shared memory: those of some steps, while the next ones come.
 struct Staged {
     static constexpr int BYTES = (STEPS_AT_ONCE * RECORD + 15) / 16 * 16 + 16;  // of an env: others, other banks
-    alignas(16) unsigned char rows[ENVS_OF_BLOCK][BYTES];
+    alignas(16) unsigned char rows[2][ENVS_OF_BLOCK][BYTES];
+    unsigned terminated[ENVS_OF_BLOCK], truncated[ENVS_OF_BLOCK];  // a bit a step
+    // Truncations of the window so far, and those without a future; what num_truncated will be, and who has the row
+    // that is next: its step, and 1.
+    int num_seen[ENVS_OF_BLOCK], num_dropped[ENVS_OF_BLOCK];
+    long long num_rows[ENVS_OF_BLOCK], owner[ENVS_OF_BLOCK];
 
-    __device__ __forceinline__ unsigned char* record(int t, int env) { return rows[env] + t * RECORD; }
+    __device__ __forceinline__ unsigned char* record(int t0, int t, int env)
+    {
+        return rows[t0 / STEPS_AT_ONCE % 2][env] + t * RECORD;
+    }
 
     // What fills records up is zeros.
     __device__ __forceinline__ void clear()
     {
-        if (!HAS_HOLES) return;
         const uint4 zero = {};
-        for (int i = threadIdx.x; i < (int)sizeof(rows) / 16; i += THREADS) ((uint4*)rows)[i] = zero;
+        for (int i = threadIdx.x; HAS_HOLES && i < (int)sizeof(rows) / 16; i += THREADS) ((uint4*)rows)[i] = zero;
+        for (int e = threadIdx.x; e < ENVS_OF_BLOCK; e += THREADS) terminated[e] = truncated[e] = 0u;
         __syncthreads();
     }
 };
 
-// How the steps of an env ended, and which row of the sides takes what a truncated episode saw last. A thread has an
-// env.
+// Walks over the steps that a block puts together at once: calls with which of its own they are, step, env, and number.
+template <int PER_ENV>
+struct Share {
+    static constexpr int ROW = ENVS_OF_BLOCK * PER_ENV;
+    static constexpr int COUNT = (STEPS_AT_ONCE * ROW + THREADS - 1) / THREADS;
+
+    template <typename Call>
+    __device__ __forceinline__ static void for_each(const Envs& envs, int t0, const Call& call)
+    {
+#pragma unroll
+        for (int k = 0; k < COUNT; ++k) {
+            const int i = threadIdx.x + k * THREADS, t = i / ROW, e = i % ROW / PER_ENV;
+            if (t < STEPS_AT_ONCE && t0 + t < NUM_STEPS && e < envs.count) call(k, t, e, i % PER_ENV);
+        }
+    }
+};
+
+// How steps ended, and which row of the sides takes what a truncated episode saw last. Of an env one thread gives rows.
 //   terminated, truncated  [step, env]                                                              read
 //   begin          steps before this window
 //   ring           records, of which codes of earlier steps may be                                  written
@@ -125,142 +150,108 @@ struct Staged {
 template <typename Done>
 struct Ends {
     const bool *terminated, *truncated;
-    const long long begin, env;
+    const long long begin;
     unsigned char* ring;
     long long *side_step, *num_truncated, *num_dropped;
     int* side_of;
-    const bool has_env;
-    long long num_rows, dropped, place, owner;  // of the row that the next truncation gets; the step that has it
-    int k;
-    unsigned ends[2];  // terminated, truncated: a bit a step
+    unsigned char mine[Share<1>::COUNT];  // of the steps that come: bit 0: terminated, bit 1: truncated
 
-    __device__ __forceinline__ Ends(
-        const Envs& envs, const bool* terminated_, const bool* truncated_, long long begin_, unsigned char* ring_,
-        long long* side_step_, long long* num_truncated_, long long* num_dropped_, int* side_of_)
-        : terminated(terminated_),
-          truncated(truncated_),
-          begin(begin_),
-          env(envs.first + threadIdx.x),
-          ring(ring_),
-          side_step(side_step_),
-          num_truncated(num_truncated_),
-          num_dropped(num_dropped_),
-          side_of(side_of_),
-          has_env((int)threadIdx.x < envs.count),
-          dropped(0),
-          k(0)
+    __device__ __forceinline__ void start(const Envs& envs, Staged& staged) const
     {
-        if (!has_env) return;
-        num_rows = num_truncated[env];
-        for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + env] = -1;
-        find_next();
+        const int e = threadIdx.x;
+        if (e >= envs.count) return;
+        staged.num_seen[e] = staged.num_dropped[e] = 0;
+        staged.num_rows[e] = num_truncated[envs.first + e];
+        staged.owner[e] = side_step[place_of(envs, staged)];
+        for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + envs.first + e] = -1;
     }
 
-    // How steps t0 on ended: read together, so that no read waits for what is written.
-    __device__ __forceinline__ void load(int t0)
+    // Of steps t0 on.
+    __device__ __forceinline__ void load(const Envs& envs, int t0)
     {
-        if (!has_env) return;
-        ends[0] = ends[1] = 0u;
-#pragma unroll
-        for (int i = 0; i < STEPS_AT_ONCE; ++i) {
-            const int step = t0 + i < NUM_STEPS ? t0 + i : NUM_STEPS - 1;
-            ends[0] |= (unsigned)terminated[(long long)step * NUM_ENVS + env] << i;
-            ends[1] |= (unsigned)truncated[(long long)step * NUM_ENVS + env] << i;
+        Share<1>::for_each(envs, t0, [&](int k, int t, int e, int) {
+            const long long from = (long long)(t0 + t) * NUM_ENVS + envs.first + e;
+            mine[k] = (unsigned char)(terminated[from] | truncated[from] << 1);
+        });
+    }
+
+    // Their codes, as if no truncation had a row; and which were truncated.
+    __device__ __forceinline__ void put(const Envs& envs, int t0, Staged& staged) const
+    {
+        Share<1>::for_each(envs, t0, [&](int k, int t, int e, int) {
+            code_in(staged.record(t0, t, e)) = (Done)(mine[k] != 0);
+            if (mine[k] & 1u) atomicOr(&staged.terminated[e], 1u << t);
+            if (mine[k] & 2u) atomicOr(&staged.truncated[e], 1u << t);
+        });
+    }
+
+    // Gives rows, truncation by truncation. Between barriers.
+    __device__ __forceinline__ void give_rows(const Envs& envs, int t0, Staged& staged) const
+    {
+        const int e = threadIdx.x;
+        if (e >= envs.count || staged.truncated[e] == 0u) {
+            if (e < envs.count) staged.terminated[e] = 0u;
+            return;
         }
-    }
-
-    // Puts their codes into their records.
-    __device__ __forceinline__ void put(int t0, Staged& staged)
-    {
-        if (!has_env) return;
-        for (int i = 0; i < STEPS_AT_ONCE && t0 + i < NUM_STEPS; ++i) {
-            const bool is_terminated = ends[0] >> i & 1u, is_truncated = ends[1] >> i & 1u;
-            int code = is_terminated || is_truncated;
-            if (is_truncated && !is_terminated) code = k < MAX_TRUNCATIONS ? 2 + give_row(t0, t0 + i, staged) : drop();
-            k += is_truncated;
-            code_in(staged.record(i, threadIdx.x)) = (Done)code;
+        int& k = staged.num_seen[e];
+        for (unsigned left = staged.truncated[e]; left != 0u; left &= left - 1u, ++k) {
+            const int t = __ffs(left) - 1;
+            if (staged.terminated[e] >> t & 1u) continue;
+            if (k < MAX_TRUNCATIONS) code_in(staged.record(t0, t, e)) = (Done)(2 + give_row(envs, t0, t0 + t, staged));
+            else ++staged.num_dropped[e];
         }
+        staged.terminated[e] = staged.truncated[e] = 0u;
     }
 
-    __device__ __forceinline__ void finish()
+    __device__ __forceinline__ void finish(const Envs& envs, const Staged& staged) const
     {
-        if (!has_env) return;
-        num_truncated[env] = num_rows;
-        if (dropped) num_dropped[env] += dropped;
+        const int e = threadIdx.x;
+        if (e >= envs.count || staged.num_seen[e] == 0) return;
+        num_truncated[envs.first + e] = staged.num_rows[e];
+        if (staged.num_dropped[e]) num_dropped[envs.first + e] += staged.num_dropped[e];
     }
 
 private:
     __device__ __forceinline__ static Done& code_in(unsigned char* record) { return *(Done*)(record + CODE_OFFSET); }
 
-    __device__ __forceinline__ void find_next()
+    // In the sides, of the row that is next.
+    __device__ __forceinline__ static long long place_of(const Envs& envs, const Staged& staged)
     {
-        place = num_rows % NUM_SIDES * NUM_ENVS + env;
-        owner = side_step[place] - 1;
+        return staged.num_rows[threadIdx.x] % NUM_SIDES * NUM_ENVS + envs.first + threadIdx.x;
     }
 
-    __device__ __forceinline__ int drop()
+    __device__ __forceinline__ int give_row(const Envs& envs, int t0, int t, Staged& staged) const
     {
-        ++dropped;
-        return 1;
-    }
-
-    __device__ __forceinline__ int give_row(int t0, int t, Staged& staged)
-    {
-        const int row = (int)(num_rows++ % NUM_SIDES);
+        const int e = threadIdx.x, k = staged.num_seen[e];
+        const long long place = place_of(envs, staged), owner = staged.owner[e] - 1;
+        const int row = (int)(staged.num_rows[e]++ % NUM_SIDES);
         const long long oldest = begin + NUM_STEPS - NUM_SLOTS;  // that the ring holds after this window
         if (owner >= 0 && owner >= oldest) {  // its step is still there, and loses its future
-            code_in(owner >= begin + t0 ? staged.record((int)(owner - begin - t0), threadIdx.x)
-                                        : ring + record_at(owner % NUM_SLOTS, env)) = (Done)1;
+            code_in(owner >= begin + t0 ? staged.record(t0, (int)(owner - begin - t0), e)
+                                        : ring + record_at(owner % NUM_SLOTS, envs.first + e)) = (Done)1;
             for (int i = 0; i < k; ++i) {
-                int* of_earlier = side_of + (long long)i * NUM_ENVS + env;
+                int* of_earlier = side_of + (long long)i * NUM_ENVS + envs.first + e;
                 if (*of_earlier == row) *of_earlier = -1;
             }
-            ++dropped;
+            ++staged.num_dropped[e];
         }
         side_step[place] = begin + t + 1;
-        side_of[(long long)k * NUM_ENVS + env] = row;
-        find_next();
+        side_of[(long long)k * NUM_ENVS + envs.first + e] = row;
+        if (k + 1 < MAX_TRUNCATIONS) staged.owner[e] = side_step[place_of(envs, staged)];
         return row;
     }
 };
 
-// A field's values of some steps, WORDS words an env, on their way into records: what a thread carries of them.
+// A field's values of steps t0 on, WORDS words an env, set on their way into records.
 //   window  [step, env], strided, in words  read
 template <int OFFSET, typename Word, int WORDS, long long ENV_STRIDE, long long STEP_STRIDE>
-struct FieldOfSteps {
-    static constexpr int ROW = ENVS_OF_BLOCK * WORDS;
-    static constexpr int MINE = (STEPS_AT_ONCE * ROW + THREADS - 1) / THREADS;
-    const Envs& envs;
-    const Word* from;
-    Word words[MINE];
-
-    __device__ __forceinline__ FieldOfSteps(const Envs& envs_, const unsigned char* window)
-        : envs(envs_), from((const Word*)window + envs.first * ENV_STRIDE)
-    {
-    }
-
-    // Of steps t0 on.
-    __device__ __forceinline__ void load(int t0)
-    {
-        for_each(t0, [&](int k, int t, int e, int w) { words[k] = from[(t0 + t) * STEP_STRIDE + e * ENV_STRIDE + w]; });
-    }
-
-    __device__ __forceinline__ void put(int t0, Staged& staged) const
-    {
-        for_each(t0, [&](int k, int t, int e, int w) { ((Word*)(staged.record(t, e) + OFFSET))[w] = words[k]; });
-    }
-
-private:
-    template <typename Call>
-    __device__ __forceinline__ void for_each(int t0, const Call& call) const
-    {
-#pragma unroll
-        for (int k = 0; k < MINE; ++k) {
-            const int i = threadIdx.x + k * THREADS, t = i / ROW, e = i % ROW / WORDS;
-            if (t < STEPS_AT_ONCE && t0 + t < NUM_STEPS && e < envs.count) call(k, t, e, i % WORDS);
-        }
-    }
-};
+__device__ __forceinline__ void stage_field(const Envs& envs, int t0, const unsigned char* window, Staged& staged)
+{
+    const Word* from = (const Word*)window + t0 * STEP_STRIDE + envs.first * ENV_STRIDE;
+    Share<WORDS>::for_each(envs, t0, [&](int, int t, int e, int w) {
+        start_copy((Word*)(staged.record(t0, t, e) + OFFSET) + w, from + t * STEP_STRIDE + e * ENV_STRIDE + w);
+    });
+}
 
 // The records of steps t0 on, as a whole.
 __device__ __forceinline__ void add_records(const Envs& envs, int base, int t0, Staged& staged, unsigned char* ring)
@@ -273,8 +264,35 @@ __device__ __forceinline__ void add_records(const Envs& envs, int base, int t0, 
         const int t = BY_ENV ? within : run, e = BY_ENV ? run : within;
         if (t0 + t >= NUM_STEPS || e >= envs.count) continue;
         Word* to = (Word*)(ring + record_at(slot_of(base, t0 + t), envs.first + e)) + piece;
-        store_once(to, ((const Word*)staged.record(t, e))[piece]);
+        store_once(to, ((const Word*)staged.record(t0, t, e))[piece]);
     }
+}
+
+// The records of all steps of some envs. `load` sets the fields of steps t0 on on their way: those of the next ones come
+// while these are looked at and written.
+template <typename Done, typename Load>
+__device__ __forceinline__ void add_envs(
+    const Envs& envs, Ends<Done>& ends, int base, Staged& staged, unsigned char* ring, const Load& load)
+{
+    ends.start(envs, staged);
+    load(0);
+    ends.load(envs, 0);
+    close_copies();
+    for (int t0 = 0; t0 < NUM_STEPS; t0 += STEPS_AT_ONCE) {
+        ends.put(envs, t0, staged);
+        if (t0 + STEPS_AT_ONCE < NUM_STEPS) {
+            load(t0 + STEPS_AT_ONCE);
+            ends.load(envs, t0 + STEPS_AT_ONCE);
+        }
+        close_copies();
+        wait_for_groups<1>();
+        __syncthreads();
+        ends.give_rows(envs, t0, staged);
+        __syncthreads();
+        add_records(envs, base, t0, staged, ring);
+        __syncthreads();
+    }
+    ends.finish(envs, staged);
 }
 
 // What is known of a field after the window's last step: of a record that the next window completes.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.experience.field import Field
-from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.kernel_text import MULTIPROCESSORS, KernelText, launch_shape
 from trainers.replay.storage import Window, lies_side_by_side, run_of
 from warpdrive.errors import ShapeError
 from warpdrive.signature import CTYPES
@@ -16,8 +16,10 @@ from warpdrive.signature import CTYPES
 if TYPE_CHECKING:
     from trainers.replay.store import ReplayStore
 
-THREADS, STAGED_BYTES, STEPS_AT_ONCE = 256, 32 << 10, 32
-"""Of a block that adds; of the records that it puts together at once, and their steps."""
+THREADS, BLOCKS_AT_ONCE = 128, 8
+"""Of a block that adds; of blocks that share a multiprocessor."""
+STAGED_BYTES, STEPS_AT_ONCE = 8 << 10, 8
+"""Of the records that a block puts together at once; and their steps."""
 SHORT_ROW = 256
 """Bytes of what an env sees up to which a block keeps those that many envs saw last."""
 LAST = "final_"
@@ -63,20 +65,8 @@ class Adding:
         text.line("for (long long i = crews.of_steps.me; i * ENVS_OF_BLOCK < NUM_ENVS && crews.of_steps.has_me();")
         text.line("     i += crews.of_steps.count) {")
         text.line("    const Envs envs(i);")
-        text.line(f"    Ends<{CTYPES[self.tensors['done'].dtype]}> ends(envs, {', '.join(arguments)});")
-        loaded, after = self._write_records(text)
-        text.line(f"    {' '.join(f'{one}.load(0);' for one in loaded)}")
-        text.line("    for (int t0 = 0; t0 < NUM_STEPS; t0 += STEPS_AT_ONCE) {")
-        text.line(f"        {' '.join(f'{one}.put(t0, staged);' for one in loaded)}")
-        text.line("        __syncthreads();")
-        loads = " ".join(f"{one}.load(t0 + STEPS_AT_ONCE);" for one in loaded)  # while the others are written
-        text.line(f"        if (t0 + STEPS_AT_ONCE < NUM_STEPS) {{ {loads} }}")
-        text.line(f"        add_records(envs, base, t0, staged, {records});")
-        text.line("        __syncthreads();")
-        text.line("    }")
-        text.line("    ends.finish();")
-        for line in after:
-            text.line(f"    {line}")
+        text.line(f"    Ends<{CTYPES[self.tensors['done'].dtype]}> ends = {{{', '.join(arguments)}}};")
+        self._write_records(text, records)
         self._write_sides(text)
         text.line("}")
         text.line("if (crews.of_rows.has_me()) {")
@@ -88,8 +78,8 @@ class Adding:
         long = [one for name, one in self.tensors.items() if name not in self.record.offsets]
         words = sum(one.nbytes for one in long) // layout.num_slots * layout.num_steps // 16
         wanted = -(-layout.num_envs // constants["ENVS_OF_BLOCK"])
-        shape = launch_shape(self.backend, max(words, wanted * THREADS), THREADS)
-        return text.prepare(self.backend, shape, constants, layout.num_envs)
+        shape = launch_shape(self.backend, max(words, wanted * THREADS), THREADS, 32 * MULTIPROCESSORS)
+        return text.prepare(self.backend, shape, constants, layout.num_envs, BLOCKS_AT_ONCE)
 
     def _write_fields(self, text: KernelText) -> None:
         """The copies of a window's long fields into their rings."""
@@ -123,9 +113,10 @@ class Adding:
             "CODE_OFFSET": record.offsets["done"],
         }
 
-    def _write_records(self, text: KernelText) -> tuple[list[str], list[str]]:
-        """Names of what puts records together of a window's fields; and what keeps what is known after its steps."""
-        loaded, after = ["ends"], []
+    def _write_records(self, text: KernelText, records: str) -> None:
+        """The records of a window's steps, and what of the next ones is known after them, of the same envs."""
+        after = []
+        text.line("    const auto load = [&](int t0) {")
         for name, offset in self.record.offsets.items():
             if name == "done":
                 continue
@@ -133,8 +124,7 @@ class Adding:
             steps, *rest = self._parts(one)
             run = run_of(steps, merges=False)
             sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(f"window_{name}", run.flat)
-            text.line(f"    FieldOfSteps<{offset}, {sizes}, {run.step_stride}> of_{name}(envs, {place});")
-            loaded.append(f"of_{name}")
+            text.line(f"        stage_field<{offset}, {sizes}, {run.step_stride}>(envs, t0, {place}, staged);")
             if not one.extra:
                 continue
             run = run_of(rest[0] if rest else steps[-1:], merges=False)
@@ -142,8 +132,11 @@ class Adding:
             strides = ", ".join(str(stride * ring.element_size() // word) for stride in ring.stride()[:2])
             sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(f"after_{name}", run.flat)
             to = text.write(f"ring_{name}", ring, True)
-            after.append(f"add_after<{sizes}, {strides}>(envs, base, {place}, {to});")
-        return loaded, after
+            after.append(f"    add_after<{sizes}, {strides}>(envs, base, {place}, {to});")
+        text.line("    };")
+        text.line(f"    add_envs(envs, ends, base, staged, {records}, load);")
+        for line in after:
+            text.line(line)
 
     def _write_sides(self, text: KernelText) -> None:
         """The copies of last observations into the sides, of the envs that a block looks at together."""

@@ -1,5 +1,5 @@
-"""Short fields of a step lie side by side, in a record, and an env's records step after step: what an item needs of them
-comes by one random access to memory, or two."""
+"""Short fields of a step lie side by side, in a record, and an env's records step after step: what an item needs
+of them comes by one random access to memory, or two."""
 
 from __future__ import annotations
 
