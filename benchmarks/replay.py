@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,12 @@ class Filled:
         window["terminated"].copy_(kind < ENDS / 2)
         window["truncated"].copy_((kind > ENDS / 2) & (kind < ENDS))
 
+    @cached_property
+    def flat(self) -> dict[str, torch.Tensor]:
+        """Each field in memory of its own, [steps of all envs, ...], as torch's operations like it best."""
+        tensors = self.store.tensors
+        return {name: one.flatten(0, 2 if name != "done" else 1).contiguous() for name, one in tensors.items()}
+
     def time(self, call: Callable[[], Any], num_calls: int, repeats: int) -> float:
         """Microseconds a call; on a GPU of those in a graph."""
         timed = time_graph if self.backend.name == "cuda" else time_calls
@@ -103,8 +110,7 @@ class Filled:
     def batch_by_torch(self, index: torch.Tensor, window: Transitions) -> tuple[torch.Tensor, ...]:
         """What a table's kernel gathers, in torch's operations: observation, action, reward, discount, next
         observation."""
-        tensors, num_envs = self.store.tensors, self.num_envs
-        flat = {name: one.flatten(0, 2) if name != "done" else one.flatten() for name, one in tensors.items()}
+        flat, num_envs = self.flat, self.num_envs
         count, n_step = len(flat["reward"]), window.n_step
         reward, code = flat["reward"][index], flat["done"][index].long()
         num_steps = torch.ones_like(index)
@@ -252,7 +258,7 @@ def frames(filled: Filled, n_step: int, number: int, num_calls: int, repeats: in
     draw, batch = table.prepare_draw(number)
     ours = filled.time(draw, num_calls, repeats)
     check(filled, batch, window)
-    seen, index = filled.store.tensors["observation"].flatten(0, 2), batch.index.clone()
+    seen, index = filled.flat["observation"], batch.index.clone()
     steps = torch.arange(1 - STACK, 1, device=index.device) * filled.num_envs
     now = (index.unsqueeze(-1) + steps) % len(seen)
     following = (now + n_step * filled.num_envs) % len(seen)

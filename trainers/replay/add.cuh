@@ -8,18 +8,14 @@
 //   NUM_SIDES        truncations of an env whose last observations are kept
 //   MAX_TRUNCATIONS  of an env in a window, whose last observations it has
 //   ENVS_OF_BLOCK    that a block looks at together, at most one a thread
-//   STEPS_AT_ONCE    whose records a block puts together at once
-//   THREADS          of a block
+//   STEPS_AT_ONCE    whose records a thread puts together at once
 //   RECORD           bytes of a record of short fields, see records.py
 //   BY_ENV           whether records are [env, slot], else [slot, env]
-//   HAS_HOLES        whether something fills records up
 //   CODE_OFFSET      of the code that says how a step ended, in its record
 #pragma once
-#include "async_copy.cuh"
 #include "warpdrive.cuh"
 
 static_assert(NUM_STEPS <= NUM_SLOTS, "a window is longer than the ring");
-static_assert(STEPS_AT_ONCE <= 32, "a word has a bit for each step");
 
 // Blocks that share a piece of work.
 struct Crew {
@@ -97,49 +93,53 @@ __device__ __forceinline__ long long record_at(long long slot, long long env)
     return (BY_ENV ? env * NUM_SLOTS + slot : slot * NUM_ENVS + env) * RECORD;
 }
 
-// Records that are put together, in shared memory: those of some steps, while the next ones come.
-struct Staged {
-    static constexpr int BYTES = (STEPS_AT_ONCE * RECORD + 15) / 16 * 16 + 16;  // of an env: others, other banks
-    alignas(16) unsigned char rows[2][ENVS_OF_BLOCK][BYTES];
-    unsigned terminated[ENVS_OF_BLOCK], truncated[ENVS_OF_BLOCK];  // a bit a step
-    // Truncations of the window so far, and those without a future; what num_truncated will be, and who has the row
-    // that is next: its step, and 1.
-    int num_seen[ENVS_OF_BLOCK], num_dropped[ENVS_OF_BLOCK];
-    long long num_rows[ENVS_OF_BLOCK], owner[ENVS_OF_BLOCK];
+// The short fields of a step of an env, on their way into the ring.
+struct Record {
+    typedef PieceOf<RECORD>::Word Piece;
+    static constexpr int PIECES = RECORD / sizeof(Piece);
+    Piece pieces[PIECES];
 
-    __device__ __forceinline__ unsigned char* record(int t0, int t, int env)
+    template <typename Word, int OFFSET>
+    __device__ __forceinline__ Word* at()
     {
-        return rows[t0 / STEPS_AT_ONCE % 2][env] + t * RECORD;
-    }
-
-    // What fills records up is zeros.
-    __device__ __forceinline__ void clear()
-    {
-        const uint4 zero = {};
-        for (int i = threadIdx.x; HAS_HOLES && i < (int)sizeof(rows) / 16; i += THREADS) ((uint4*)rows)[i] = zero;
-        for (int e = threadIdx.x; e < ENVS_OF_BLOCK; e += THREADS) terminated[e] = truncated[e] = 0u;
-        __syncthreads();
+        return (Word*)((unsigned char*)pieces + OFFSET);
     }
 };
 
-// Walks over the steps that a block puts together at once: calls with which of its own they are, step, env, and number.
-template <int PER_ENV>
-struct Share {
-    static constexpr int ROW = ENVS_OF_BLOCK * PER_ENV;
-    static constexpr int COUNT = (STEPS_AT_ONCE * ROW + THREADS - 1) / THREADS;
-
-    template <typename Call>
-    __device__ __forceinline__ static void for_each(const Envs& envs, int t0, const Call& call)
-    {
+// Stores what the threads of a warp put together of steps t0 on. Where an env's records lie step after step, lanes turn
+// them around in the warp's memory, so that neighbours store what lies side by side. All threads of the block call it.
+__device__ __forceinline__ void store_records(
+    const Record (&records)[STEPS_AT_ONCE], int base, int t0, const Envs& envs, unsigned char* ring)
+{
+    constexpr int PIECES = Record::PIECES, RUN = STEPS_AT_ONCE * PIECES;
+    const auto store = [&](int e, int piece, const Record::Piece& given) {
+        const int t = t0 + piece / PIECES;
+        if (e >= envs.count || t >= NUM_STEPS) return;
+        store_once((Record::Piece*)(ring + record_at(slot_of(base, t), envs.first + e)) + piece % PIECES, given);
+    };
+#ifndef WARPDRIVE_CPU
+    if constexpr (BY_ENV) {
+        __shared__ Record::Piece turned[(ENVS_OF_BLOCK + 31) / 32][32][RUN + 1];  // others, other banks
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        if (warp * 32 >= ENVS_OF_BLOCK) return;
 #pragma unroll
-        for (int k = 0; k < COUNT; ++k) {
-            const int i = threadIdx.x + k * THREADS, t = i / ROW, e = i % ROW / PER_ENV;
-            if (t < STEPS_AT_ONCE && t0 + t < NUM_STEPS && e < envs.count) call(k, t, e, i % PER_ENV);
+        for (int piece = 0; piece < RUN; ++piece) turned[warp][lane][piece] = records[piece / PIECES].pieces[piece % PIECES];
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < RUN; ++i) {
+            const int e = (i * 32 + lane) / RUN, piece = (i * 32 + lane) % RUN;
+            store(warp * 32 + e, piece, turned[warp][e][piece]);
         }
+        __syncwarp();  // what a thread writes to its env's records later comes later
+        return;
     }
-};
+#endif
+#pragma unroll
+    for (int piece = 0; piece < RUN; ++piece) store(threadIdx.x, piece, records[piece / PIECES].pieces[piece % PIECES]);
+}
 
-// How steps ended, and which row of the sides takes what a truncated episode saw last. Of an env one thread gives rows.
+// How the steps of an env ended, and which row of the sides takes what a truncated episode saw last: of the thread's
+// env.
 //   terminated, truncated  [step, env]                                                              read
 //   begin          steps before this window
 //   ring           records, of which codes of earlier steps may be                                  written
@@ -154,145 +154,131 @@ struct Ends {
     unsigned char* ring;
     long long *side_step, *num_truncated, *num_dropped;
     int* side_of;
-    unsigned char mine[Share<1>::COUNT];  // of the steps that come: bit 0: terminated, bit 1: truncated
+    const long long env;
+    const bool has_env;
+    long long num_rows, place, owner;  // of the row that the next truncation gets; the step that has it
+    int k, dropped;                    // truncations of the window so far; those without a future
 
-    __device__ __forceinline__ void start(const Envs& envs, Staged& staged) const
+    __device__ __forceinline__ Ends(
+        const Envs& envs, const bool* terminated_, const bool* truncated_, long long begin_, unsigned char* ring_,
+        long long* side_step_, long long* num_truncated_, long long* num_dropped_, int* side_of_)
+        : terminated(terminated_),
+          truncated(truncated_),
+          begin(begin_),
+          ring(ring_),
+          side_step(side_step_),
+          num_truncated(num_truncated_),
+          num_dropped(num_dropped_),
+          side_of(side_of_),
+          env(envs.first + threadIdx.x),
+          has_env((int)threadIdx.x < envs.count),
+          k(0),
+          dropped(0)
     {
-        const int e = threadIdx.x;
-        if (e >= envs.count) return;
-        staged.num_seen[e] = staged.num_dropped[e] = 0;
-        staged.num_rows[e] = num_truncated[envs.first + e];
-        staged.owner[e] = side_step[place_of(envs, staged)];
-        for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + envs.first + e] = -1;
+        if (!has_env) return;
+        num_rows = num_truncated[env];
+        for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + env] = -1;
+        find_next();
     }
 
-    // Of steps t0 on.
-    __device__ __forceinline__ void load(const Envs& envs, int t0)
+    // How a step ended: bit 0: terminated, bit 1: truncated.
+    __device__ __forceinline__ int load(int t) const
     {
-        Share<1>::for_each(envs, t0, [&](int k, int t, int e, int) {
-            const long long from = (long long)(t0 + t) * NUM_ENVS + envs.first + e;
-            mine[k] = (unsigned char)(terminated[from] | truncated[from] << 1);
-        });
+        const long long from = (long long)t * NUM_ENVS + env;
+        return terminated[from] | truncated[from] << 1;
     }
 
-    // Their codes, as if no truncation had a row; and which were truncated.
-    __device__ __forceinline__ void put(const Envs& envs, int t0, Staged& staged) const
+    // The code of step t0 + i, by how it ended. Of one step after the other; `records` are those from t0 on.
+    __device__ __forceinline__ Done code_of(Record (&records)[STEPS_AT_ONCE], int t0, int i, int end)
     {
-        Share<1>::for_each(envs, t0, [&](int k, int t, int e, int) {
-            code_in(staged.record(t0, t, e)) = (Done)(mine[k] != 0);
-            if (mine[k] & 1u) atomicOr(&staged.terminated[e], 1u << t);
-            if (mine[k] & 2u) atomicOr(&staged.truncated[e], 1u << t);
-        });
+        int code = end != 0;
+        if (end == 2) code = k < MAX_TRUNCATIONS ? 2 + give_row(records, t0, t0 + i) : drop();
+        k += end >> 1;
+        return (Done)code;
     }
 
-    // Gives rows, truncation by truncation. Between barriers.
-    __device__ __forceinline__ void give_rows(const Envs& envs, int t0, Staged& staged) const
+    __device__ __forceinline__ void finish() const
     {
-        const int e = threadIdx.x;
-        if (e >= envs.count || staged.truncated[e] == 0u) {
-            if (e < envs.count) staged.terminated[e] = 0u;
-            return;
-        }
-        int& k = staged.num_seen[e];
-        for (unsigned left = staged.truncated[e]; left != 0u; left &= left - 1u, ++k) {
-            const int t = __ffs(left) - 1;
-            if (staged.terminated[e] >> t & 1u) continue;
-            if (k < MAX_TRUNCATIONS) code_in(staged.record(t0, t, e)) = (Done)(2 + give_row(envs, t0, t0 + t, staged));
-            else ++staged.num_dropped[e];
-        }
-        staged.terminated[e] = staged.truncated[e] = 0u;
-    }
-
-    __device__ __forceinline__ void finish(const Envs& envs, const Staged& staged) const
-    {
-        const int e = threadIdx.x;
-        if (e >= envs.count || staged.num_seen[e] == 0) return;
-        num_truncated[envs.first + e] = staged.num_rows[e];
-        if (staged.num_dropped[e]) num_dropped[envs.first + e] += staged.num_dropped[e];
+        if (!has_env || k == 0) return;
+        num_truncated[env] = num_rows;
+        if (dropped) num_dropped[env] += dropped;
     }
 
 private:
-    __device__ __forceinline__ static Done& code_in(unsigned char* record) { return *(Done*)(record + CODE_OFFSET); }
-
-    // In the sides, of the row that is next.
-    __device__ __forceinline__ static long long place_of(const Envs& envs, const Staged& staged)
+    __device__ __forceinline__ void find_next()
     {
-        return staged.num_rows[threadIdx.x] % NUM_SIDES * NUM_ENVS + envs.first + threadIdx.x;
+        place = num_rows % NUM_SIDES * NUM_ENVS + env;
+        owner = side_step[place] - 1;
     }
 
-    __device__ __forceinline__ int give_row(const Envs& envs, int t0, int t, Staged& staged) const
+    __device__ __forceinline__ int drop()
     {
-        const int e = threadIdx.x, k = staged.num_seen[e];
-        const long long place = place_of(envs, staged), owner = staged.owner[e] - 1;
-        const int row = (int)(staged.num_rows[e]++ % NUM_SIDES);
+        ++dropped;
+        return 1;
+    }
+
+    __device__ __forceinline__ int give_row(Record (&records)[STEPS_AT_ONCE], int t0, int t)
+    {
+        const int row = (int)(num_rows++ % NUM_SIDES);
         const long long oldest = begin + NUM_STEPS - NUM_SLOTS;  // that the ring holds after this window
         if (owner >= 0 && owner >= oldest) {  // its step is still there, and loses its future
-            code_in(owner >= begin + t0 ? staged.record(t0, (int)(owner - begin - t0), e)
-                                        : ring + record_at(owner % NUM_SLOTS, envs.first + e)) = (Done)1;
+            if (owner < begin + t0) *(Done*)(ring + record_at(owner % NUM_SLOTS, env) + CODE_OFFSET) = (Done)1;
+#pragma unroll
+            for (int i = 0; i < STEPS_AT_ONCE; ++i) {
+                if (owner == begin + t0 + i) *records[i].template at<Done, CODE_OFFSET>() = (Done)1;
+            }
             for (int i = 0; i < k; ++i) {
-                int* of_earlier = side_of + (long long)i * NUM_ENVS + envs.first + e;
+                int* of_earlier = side_of + (long long)i * NUM_ENVS + env;
                 if (*of_earlier == row) *of_earlier = -1;
             }
-            ++staged.num_dropped[e];
+            ++dropped;
         }
         side_step[place] = begin + t + 1;
-        side_of[(long long)k * NUM_ENVS + envs.first + e] = row;
-        if (k + 1 < MAX_TRUNCATIONS) staged.owner[e] = side_step[place_of(envs, staged)];
+        side_of[(long long)k * NUM_ENVS + env] = row;
+        if (k + 1 < MAX_TRUNCATIONS) find_next();
         return row;
     }
 };
 
-// A field's values of steps t0 on, WORDS words an env, set on their way into records.
+// A field's values of steps t0 on, WORDS words an env, into their records.
 //   window  [step, env], strided, in words  read
 template <int OFFSET, typename Word, int WORDS, long long ENV_STRIDE, long long STEP_STRIDE>
-__device__ __forceinline__ void stage_field(const Envs& envs, int t0, const unsigned char* window, Staged& staged)
+__device__ __forceinline__ void load_field(
+    Record (&records)[STEPS_AT_ONCE], int t0, long long env, const unsigned char* window)
 {
-    const Word* from = (const Word*)window + t0 * STEP_STRIDE + envs.first * ENV_STRIDE;
-    Share<WORDS>::for_each(envs, t0, [&](int, int t, int e, int w) {
-        start_copy((Word*)(staged.record(t0, t, e) + OFFSET) + w, from + t * STEP_STRIDE + e * ENV_STRIDE + w);
-    });
-}
-
-// The records of steps t0 on, as a whole.
-__device__ __forceinline__ void add_records(const Envs& envs, int base, int t0, Staged& staged, unsigned char* ring)
-{
-    typedef PieceOf<RECORD>::Word Word;
-    constexpr int PIECES = RECORD / sizeof(Word), RUN = (BY_ENV ? STEPS_AT_ONCE : ENVS_OF_BLOCK) * PIECES;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < STEPS_AT_ONCE * ENVS_OF_BLOCK * PIECES; i += THREADS) {
-        const int run = i / RUN, within = i % RUN / PIECES, piece = i % PIECES;
-        const int t = BY_ENV ? within : run, e = BY_ENV ? run : within;
-        if (t0 + t >= NUM_STEPS || e >= envs.count) continue;
-        Word* to = (Word*)(ring + record_at(slot_of(base, t0 + t), envs.first + e)) + piece;
-        store_once(to, ((const Word*)staged.record(t0, t, e))[piece]);
-    }
-}
-
-// The records of all steps of some envs. `load` sets the fields of steps t0 on on their way: those of the next ones come
-// while these are looked at and written.
-template <typename Done, typename Load>
-__device__ __forceinline__ void add_envs(
-    const Envs& envs, Ends<Done>& ends, int base, Staged& staged, unsigned char* ring, const Load& load)
-{
-    ends.start(envs, staged);
-    load(0);
-    ends.load(envs, 0);
-    close_copies();
-    for (int t0 = 0; t0 < NUM_STEPS; t0 += STEPS_AT_ONCE) {
-        ends.put(envs, t0, staged);
-        if (t0 + STEPS_AT_ONCE < NUM_STEPS) {
-            load(t0 + STEPS_AT_ONCE);
-            ends.load(envs, t0 + STEPS_AT_ONCE);
+    const Word* from = (const Word*)window + t0 * STEP_STRIDE + env * ENV_STRIDE;
+#pragma unroll
+    for (int i = 0; i < STEPS_AT_ONCE; ++i) {
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) {
+            if (NUM_STEPS % STEPS_AT_ONCE == 0 || t0 + i < NUM_STEPS) {
+                records[i].at<Word, OFFSET>()[w] = from[i * STEP_STRIDE + w];
+            }
         }
-        close_copies();
-        wait_for_groups<1>();
-        __syncthreads();
-        ends.give_rows(envs, t0, staged);
-        __syncthreads();
-        add_records(envs, base, t0, staged, ring);
-        __syncthreads();
     }
-    ends.finish(envs, staged);
+}
+
+// The records of all steps of some envs. `load` brings the fields of steps t0 on: all are on their way before one is
+// needed.
+template <typename Done, typename Load>
+__device__ __forceinline__ void add_records(
+    Ends<Done>& ends, const Envs& envs, int base, unsigned char* ring, const Load& load)
+{
+    for (int t0 = 0; t0 < NUM_STEPS; t0 += STEPS_AT_ONCE) {
+        Record records[STEPS_AT_ONCE] = {};
+        if (ends.has_env) {
+            load(records, t0);
+            int how[STEPS_AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < STEPS_AT_ONCE; ++i) how[i] = t0 + i < NUM_STEPS ? ends.load(t0 + i) : 0;
+#pragma unroll
+            for (int i = 0; i < STEPS_AT_ONCE; ++i) {
+                *records[i].template at<Done, CODE_OFFSET>() = ends.code_of(records, t0, i, how[i]);
+            }
+        }
+        store_records(records, base, t0, envs, ring);
+    }
+    ends.finish();
 }
 
 // What is known of a field after the window's last step: of a record that the next window completes.
@@ -304,7 +290,7 @@ __device__ __forceinline__ void add_after(
 {
     const Word* from = (const Word*)after + envs.first * ENV_STRIDE;
     Word* to = (Word*)ring + slot_of(base, NUM_STEPS) * RING_SLOT_STRIDE + envs.first * RING_ENV_STRIDE;
-    for (int i = threadIdx.x; i < envs.count * WORDS; i += THREADS) {
+    for (int i = threadIdx.x; i < envs.count * WORDS; i += blockDim.x) {
         const int e = i / WORDS, word = i % WORDS;
         to[e * RING_ENV_STRIDE + word] = from[e * ENV_STRIDE + word];
     }
@@ -351,7 +337,7 @@ __device__ __forceinline__ void add_sides(
 {
     const Word* from = (const Word*)last;
     Word* to = (Word*)side;
-    for (int i = threadIdx.x; i < MAX_TRUNCATIONS * envs.count * WORDS; i += THREADS) {
+    for (int i = threadIdx.x; i < MAX_TRUNCATIONS * envs.count * WORDS; i += blockDim.x) {
         const int k = i / (envs.count * WORDS);
         const long long env = envs.first + i / WORDS % envs.count;
         const int word = i % WORDS;

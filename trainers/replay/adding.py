@@ -16,10 +16,10 @@ from warpdrive.signature import CTYPES
 if TYPE_CHECKING:
     from trainers.replay.store import ReplayStore
 
-THREADS, BLOCKS_AT_ONCE = 128, 8
-"""Of a block that adds; of blocks that share a multiprocessor."""
-STAGED_BYTES, STEPS_AT_ONCE = 8 << 10, 8
-"""Of the records that a block puts together at once; and their steps."""
+THREADS = 128
+"""Of a block that adds."""
+BYTES_AT_ONCE, MOST_STEPS = 128, 16
+"""Of records that a thread puts together at once; and steps."""
 SHORT_ROW = 256
 """Bytes of what an env sees up to which a block keeps those that many envs saw last."""
 LAST = "final_"
@@ -57,15 +57,13 @@ class Adding:
         arguments += ["begin", records]
         arguments += [text.write(name, self.small[name]) for name in ("side_step", "num_truncated", "num_dropped")]
         arguments += [text.write("side_of", side_of)]
-        text.line("__shared__ Staged staged;")
-        text.line("staged.clear();")
         text.line(f"const long long begin = {head}[0];")
         text.line("const int base = (int)(begin % NUM_SLOTS);")
         text.line("const Crews crews;")
         text.line("for (long long i = crews.of_steps.me; i * ENVS_OF_BLOCK < NUM_ENVS && crews.of_steps.has_me();")
         text.line("     i += crews.of_steps.count) {")
         text.line("    const Envs envs(i);")
-        text.line(f"    Ends<{CTYPES[self.tensors['done'].dtype]}> ends = {{{', '.join(arguments)}}};")
+        text.line(f"    Ends<{CTYPES[self.tensors['done'].dtype]}> ends(envs, {', '.join(arguments)});")
         self._write_records(text, records)
         self._write_sides(text)
         text.line("}")
@@ -79,7 +77,7 @@ class Adding:
         words = sum(one.nbytes for one in long) // layout.num_slots * layout.num_steps // 16
         wanted = -(-layout.num_envs // constants["ENVS_OF_BLOCK"])
         shape = launch_shape(self.backend, max(words, wanted * THREADS), THREADS, 32 * MULTIPROCESSORS)
-        return text.prepare(self.backend, shape, constants, layout.num_envs, BLOCKS_AT_ONCE)
+        return text.prepare(self.backend, shape, constants, layout.num_envs)
 
     def _write_fields(self, text: KernelText) -> None:
         """The copies of a window's long fields into their rings."""
@@ -96,27 +94,21 @@ class Adding:
                 text.line(f"add_rows<{run.word}, {sizes}>({arguments});")
 
     def _shape_of_records(self) -> dict[str, int]:
-        """How many of them a block puts together; constants of add.cuh."""
-        record, is_cuda, at_once = self.record, self.backend.name == "cuda", min(self.layout.num_steps, STEPS_AT_ONCE)
-        num_envs = 1
+        """How many are put together at once, and how; constants of add.cuh."""
         of_sides = sum(self.small[f"side_{one.name}"][0, 0].nbytes for one in self.layout.observations)
-        most = 32 if of_sides > SHORT_ROW else 128
-        while is_cuda and num_envs < most and 2 * num_envs * at_once * record.num_bytes <= STAGED_BYTES:
-            num_envs *= 2
+        at_once = THREADS if of_sides <= SHORT_ROW else 32
         return {
-            "ENVS_OF_BLOCK": num_envs,
-            "STEPS_AT_ONCE": at_once,
-            "THREADS": THREADS if is_cuda else 1,
-            "RECORD": record.num_bytes,
-            "BY_ENV": record.is_by_env,
-            "HAS_HOLES": record.used < record.num_bytes,
-            "CODE_OFFSET": record.offsets["done"],
+            "ENVS_OF_BLOCK": at_once if self.backend.name == "cuda" else 1,
+            "STEPS_AT_ONCE": min(self.layout.num_steps, max(1, BYTES_AT_ONCE // self.record.num_bytes), MOST_STEPS),
+            "RECORD": self.record.num_bytes,
+            "BY_ENV": self.record.is_by_env,
+            "CODE_OFFSET": self.record.offsets["done"],
         }
 
     def _write_records(self, text: KernelText, records: str) -> None:
         """The records of a window's steps, and what of the next ones is known after them, of the same envs."""
         after = []
-        text.line("    const auto load = [&](int t0) {")
+        text.line("    const auto load = [&](Record (&of)[STEPS_AT_ONCE], int t0) {")
         for name, offset in self.record.offsets.items():
             if name == "done":
                 continue
@@ -124,7 +116,7 @@ class Adding:
             steps, *rest = self._parts(one)
             run = run_of(steps, merges=False)
             sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(f"window_{name}", run.flat)
-            text.line(f"        stage_field<{offset}, {sizes}, {run.step_stride}>(envs, t0, {place}, staged);")
+            text.line(f"        load_field<{offset}, {sizes}, {run.step_stride}>(of, t0, ends.env, {place});")
             if not one.extra:
                 continue
             run = run_of(rest[0] if rest else steps[-1:], merges=False)
@@ -134,7 +126,8 @@ class Adding:
             to = text.write(f"ring_{name}", ring, True)
             after.append(f"    add_after<{sizes}, {strides}>(envs, base, {place}, {to});")
         text.line("    };")
-        text.line(f"    add_envs(envs, ends, base, staged, {records}, load);")
+        text.line(f"    add_records(ends, envs, base, {records}, load);")
+        text.line("    __syncthreads();")
         for line in after:
             text.line(line)
 

@@ -56,15 +56,10 @@ class KernelText:
         shape: LaunchShape,
         constants: Mapping[str, Constant],
         num_envs: int,
-        blocks_at_once: int = 1,
     ) -> Callable[[], None]:
-        """Compiles it and packs its launch.
-
-        Args:
-            blocks_at_once: for which a multiprocessor is to have registers.
-        """
+        """Compiles it and packs its launch."""
         includes = [f'#include "{one}"' for one in self._includes]
-        bounds = f"__launch_bounds__({shape.block[0] * shape.block[1]}, {blocks_at_once})"
+        bounds = f"__launch_bounds__({shape.block[0] * shape.block[1]})"  # so many must find registers
         head = f'extern "C" __global__ void {bounds} replay_{self.name}({", ".join(self._parameters.values())})'
         text = "\n".join([*includes, "", head, "{", *self.lines, "}", ""])
         functions = FunctionManager(
