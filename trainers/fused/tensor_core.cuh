@@ -14,7 +14,6 @@
 //
 // Weights lie in blocks of 8 x 8, [row / 8][column / 8][8][8], which one lane in eight loads as a whole row.
 #pragma once
-#include "async_copy.cuh"
 #include "warpdrive.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -317,6 +316,39 @@ __device__ __forceinline__ void load_columns(Pair (&pairs)[4], const Element* ro
         const Element* upper = rows + row * pitch;
         join(pairs[matrix], upper[swizzle<SWIZZLED>(row, first)], upper[pitch + swizzle<SWIZZLED>(row + 1, first)]);
     }
+}
+
+// 16 bytes from global to shared memory, on their way until `wait_for_copies`.
+__device__ __forceinline__ void start_copy(Bytes16* shared, const Bytes16* global)
+{
+#if HAS_TENSOR_CORES
+    const unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
+#else
+    *shared = *global;
+#endif
+}
+// Then a barrier, before other threads read them.
+__device__ __forceinline__ void wait_for_copies()
+{
+#if HAS_TENSOR_CORES
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// The same in groups: closes the group of the copies started since the last; waits until all but the last LEFT are there.
+__device__ __forceinline__ void close_copies()
+{
+#if HAS_TENSOR_CORES
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int LEFT>
+__device__ __forceinline__ void wait_for_groups()
+{
+#if HAS_TENSOR_CORES
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
 }
 
 // Brings the 128 bytes around an address nearer.
