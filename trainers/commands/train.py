@@ -221,9 +221,9 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
     trainer.guard.raise_if_halted(trainer.iteration)
     seconds = time.perf_counter() - started
     for name, store in trainer.stores.items():
-        of_steps, whole = (sum(one.nbytes for one in ones.values()) for ones in (store.tensors, store.state()))
+        others = sum(one.nbytes for name, one in store.state().items() if name not in store.tensors)
         number = math.ceil(store.num_slots / trainer.config.trainer.num_steps)
-        sizes = f"{printed_size(of_steps)} of steps and {printed_size(whole - of_steps)} besides"
+        sizes = f"{printed_size(store.num_bytes)} of steps and {printed_size(others)} besides"
         full = f"full after {number:,} iterations, about {number * seconds:,.0f} s as the second went"
         yield f"{name}: {sizes} on {trainer.env.device}; {full}"
         division = None if store.tiered is None else store.tiered.division

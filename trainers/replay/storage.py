@@ -20,6 +20,8 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Of a field: it becomes a part of kernels."""
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
 """Codes of `done`; TRUNCATED + r is a truncation whose last observations are in row r of the sides."""
+LARGE_WINDOW = 1 << 20
+"""Env steps, of which rings of their own take in what comes as fast as it is read: records take a fourth longer."""
 FREE_TRUNCATIONS = 8
 """Of an env that is truncated when it likes: one step in so many, in the mean, has room for its last observations."""
 MASK, REWARD, ACTION, ACTIVE, SURVIVED = "mask", "reward", "action", "active", "survived"
@@ -126,10 +128,12 @@ class Layout:
         return [one for one in self.fields if one.extra and one.name != MASK]
 
     def record(self, has_tiers: bool = False) -> Record:
-        """Of what windows ask for; where steps go down to tiers, of `done` alone, which does not."""
+        """Of what items are made of. Of `done` alone, where steps go down to tiers, and it does not; or where windows
+        are so large that records slow them down."""
         named = {REWARD, ACTION, ACTIVE, SURVIVED, MASK, *(one.name for one in self.observations)}
-        asked = [] if has_tiers else [one.name for one in self.fields if one.name in named and one.every == 1]
-        return Record.of(self.sizes()[0], asked)
+        asked = [one.name for one in self.fields if one.name in named and one.every == 1]
+        is_apart = has_tiers or self.num_envs * self.num_steps >= LARGE_WINDOW
+        return Record.of(self.sizes()[0], [] if is_apart else asked)
 
     @property
     def num_bytes(self) -> int:

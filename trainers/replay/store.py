@@ -133,6 +133,12 @@ class ReplayStore:
         return self.layout.num_slots * self.layout.num_envs
 
     @property
+    def num_bytes(self) -> int:
+        """Of steps on the device, and what fills their records up."""
+        filling = self.record.more_bytes(self.layout.sizes()[0])
+        return sum(one.nbytes for one in self.tensors.values()) + filling
+
+    @property
     def steps_per_chunk(self) -> int:
         """Of a file: whole windows, of CHUNK_BYTES or so."""
         return steps_per_chunk(self.layout)

@@ -227,8 +227,12 @@ class Table:
                 "own out, or the store's tiers."
             )
         field = self.store.tensors.get(name)
-        is_one = field is not None and field.dtype == torch.float32 and field.is_contiguous()
-        if not is_one or field.numel() != self.store.num_slots * self.num_rows:
+        if name in self.store.record.offsets:
+            raise ConfigError(
+                f"table '{self.name}': the priorities that items come with cannot be in '{name}': '{name}' lies beside "
+                "what else items are made of. Give them a field of another name."
+            )
+        if field is None or field.dtype != torch.float32 or field.numel() != self.store.num_slots * self.num_rows:
             raise ConfigError(
                 f"table '{self.name}': the priorities that items come with are to be in '{name}', which is no field of "
                 f"one float32 a step and {self.window.axis}. Give the store Field('{name}')."

@@ -90,6 +90,8 @@ def test_the_plan_is_what_is_allocated(backend):
     store = Kept(played, 6, backend, episode_length=7).store
     memories = (one.untyped_storage() for one in (*store.state().values(), store.seed))
     held = sum({one.data_ptr(): one.nbytes() for one in memories}.values())
+    # Records of 15 + 2 x 3 + 12 + 9 + 3 + 3 + 1 bytes; what agents see is longer.
+    assert store.num_bytes == sum(one.nbytes for one in store.tensors.values()) + 6 * 4 * 5 * (64 - 49)
     assert store.plan(played.fields(), 5, 3, 4, 6 * 20, 7) == pytest.approx(held, rel=0.01)
 
 
