@@ -89,26 +89,25 @@ def plan_layered_q(
     (shape,) = found.shapes
     if not isinstance(shape, LayersShape):
         return None
-    if num_ranks > 1:
-        return "the kernel of Q-learning is of one GPU"
     if config.agent_id:
         return "the kernel of Q-learning knows no agent_id"
-    learning = found.learning(config.batch_size, 1, 1)
+    learning = found.learning(config.batch_size // num_ranks, 1, 1)
     if learning.num_chunks > 1:
-        return f"a batch of {config.batch_size:,} is more than the {learning.chunk:,} that go through it at once"
+        return f"a batch of {learning.size:,} is more than the {learning.chunk:,} that go through it at once"
     return LayeredQ(found, learning, config.double, packs=config.epsilon_per_env)
 
 
 class LayeredQLearner(ByKernels):
     """Updates of a Q-network: what was drawn goes through it and the target network, and the gradient back. Parameters
-    of both, and Adam's memory, become views of one piece of memory each."""
+    of both, and Adam's memory, become views of one piece of memory each. Of several ranks each has its part of a batch,
+    and all sum up the gradient."""
 
     learner: DQN
 
     def __init__(self, learner: DQN, found: LayeredQ) -> None:
         self.learner, self._plan = learner, found
         (shape,), (gradient_plan,) = found.policy.shapes, found.learning.networks
-        self.shares_nothing = isinstance(shape, ConvShape)  # else torch multiplies
+        self.shares_nothing = isinstance(shape, ConvShape) and learner.world.size == 1  # else torch multiplies
         group, config, batch = learner.group, learner.config, learner.batch
         backend, new = group.rollout.env.backend, partial(torch.zeros, device=learner.device)
         self._packed = pack(learner.policy, found.policy, backend)
@@ -120,9 +119,8 @@ class LayeredQLearner(ByKernels):
         self.stepper = stepper = Stepper(learner, self._packed, [gradient], parts, found.learning.num_groups)
         self._adam, self._step_before = stepper.adam, new(1)
         self._weight = batch.weight if batch.active is None else torch.zeros_like(batch.weight)
-        self._error, self._figures, self._norm = new(config.batch_size), new(len(FIGURES)), new(1)
-
-        rows, seen = config.batch_size, self._seen(batch.observation)
+        rows, seen = learner.batch_size, self._seen(batch.observation)
+        self._error, self._figures, self._norm, self._number = new(rows), new(len(FIGURES)), new(1), new(1)
         forward, outputs = [gradient.prepare_before(rows, 0, seen)], [gradient.arrays()]
         for packed in (self._target, *([self._packed] if config.double else [])):
             network = network_of_rows(packed, self._network(packed), rows, constants)
@@ -131,6 +129,7 @@ class LayeredQLearner(ByKernels):
         steps = stepper.prepare(
             new(1, NUM_FIGURES), self._norm, new(1), self._step_before, self._adam.steps,
             learner.scalars["lr"].view(1), target=self._target if self.follows_within else None, tau=float(config.tau),
+            also=[self._figures],
         )  # fmt: skip
         self._calls = [
             *side_by_side(forward),
@@ -161,7 +160,8 @@ class LayeredQLearner(ByKernels):
         learner, plan, config, batch = self.learner, self._plan, self.learner.config, self.learner.batch
         new, mask = partial(torch.zeros, device=learner.device), batch.next_mask
         constants: dict[str, Constant] = {
-            **self._packed.precision, "BATCH": config.batch_size, "NUM_ACTIONS": plan.policy.request.num_outputs,
+            **self._packed.precision, "BATCH": learner.batch_size, "NUM_ACTIONS": plan.policy.request.num_outputs,
+            "IS_OF_RANKS": learner.world.size > 1,
             "COLUMNS": columns, "THREADS": THREADS, "DOUBLE": config.double, "HAS_MASK": mask is not None,
             "HUBER_DELTA": float(config.huber_delta or 0.0),
         }  # fmt: skip
@@ -172,7 +172,7 @@ class LayeredQLearner(ByKernels):
         return functions.prepare(
             "q_loss", LaunchShape(plan.num_blocks, (THREADS, 1)), biases=ours["biases"],
             target_biases=theirs["biases"], action=batch.action, reward=batch.reward, discount=batch.discount,
-            weight=self._weight, adam_steps=self._adam.steps, step_before=self._step_before,
+            weight=self._weight, number_of_all=self._number, adam_steps=self._adam.steps, step_before=self._step_before,
             next_mask=new(1, dtype=torch.bool) if mask is None else mask, delta=ours["records"], error=self._error,
             sums=new(plan.num_blocks * len(FIGURES)), ticket=new(1, dtype=torch.int32),
             figures=self._figures, **{name: one.view(torch.float32) for name, one in values.items()},
@@ -196,6 +196,8 @@ class LayeredQLearner(ByKernels):
         batch = self.learner.draw_batch()
         if batch.active is not None:
             torch.mul(batch.weight, batch.active, out=self._weight)
+        if self.learner.world.size > 1:
+            self._number.fill_(self.learner.number_of(self._weight.sign()))
         for call in self._calls:
             call()
         self.learner.keep_errors(self._error)

@@ -5,7 +5,8 @@
 //
 // Constants:
 //   FULL_PRECISION  of the deltas
-//   BATCH           rows
+//   BATCH           rows, of this rank
+//   IS_OF_RANKS     whether several ranks share a batch
 //   NUM_ACTIONS     whose values the outputs are
 //   COLUMNS         of a row of outputs, and of deltas
 //   THREADS         of a block
@@ -33,25 +34,26 @@ __device__ __forceinline__ float value_of(const float* outputs, const float* bia
 //   action       [BATCH]  what was done                                                read
 //   reward, discount, weight  [BATCH]                                                  read
 //   next_mask    [BATCH, NUM_ACTIONS]  what may be done after it, if it HAS_MASK       read
+//   number_of_all  [1]  rows of all ranks that count, if it IS_OF_RANKS                read
 //   adam_steps   [1 or more]                                                           read
 //   step_before  [1]  the first: the same                                              written
 //   delta        bytes of [BATCH, COLUMNS] elements: the loss's derivatives            written
 //   error        [BATCH]  distance of the Q-value from its target; 0 where the row does not count   written
 //   sums         [block, 3]  of losses, Q-values and errors                            written, read
 //   ticket       [1]  blocks that are done; 0 between launches                         read, written
-//   figures      [3]  means of the same over the rows that count                       written
+//   figures      [3]  means of the same over the rows that count; of several ranks each gives its part   written
 extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
     const float* outputs, const float* biases, const float* next_outputs, const float* target_outputs,
     const float* target_biases, const long long* action, const float* reward, const float* discount,
-    const float* weight, const bool* next_mask, const float* adam_steps, float* step_before, unsigned char* delta,
-    float* error, float* sums, int* ticket, float* figures)
+    const float* weight, const bool* next_mask, const float* number_of_all, const float* adam_steps,
+    float* step_before, unsigned char* delta, float* error, float* sums, int* ticket, float* figures)
 {
     __shared__ float of_warp[THREADS / 32];
     __shared__ int is_last;
     const long long row = global_thread();
     if (row == 0) step_before[0] = adam_steps[0];
     float count = 0.0f;
-    for (int i = threadIdx.x; i < BATCH; i += THREADS) count += weight[i] > 0.0f ? 1.0f : 0.0f;
+    for (int i = threadIdx.x; i < BATCH && !IS_OF_RANKS; i += THREADS) count += weight[i] > 0.0f ? 1.0f : 0.0f;
     float weighs = 0.0f;
     int taken = 0;
     float distance = 0.0f;
@@ -77,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
         q = value_of(outputs, biases, row, taken);
         distance = q - (reward[row] + discount[row] * value_of(target_outputs, target_biases, row, best));
     }
-    const float number = fmaxf(over_block(count, of_warp), 1.0f);
+    const float number = IS_OF_RANKS ? number_of_all[0] : fmaxf(over_block(count, of_warp), 1.0f);
     float sum[NUM_FIGURES] = {};
     if (row < BATCH) {
         float slope = 0.0f;

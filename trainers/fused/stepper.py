@@ -66,7 +66,7 @@ class Stepper:
     def prepare(
         self, figures: torch.Tensor, norm: torch.Tensor, counts: torch.Tensor, step_before: torch.Tensor,
         step_after: torch.Tensor, lr: torch.Tensor, target_kl: float = 0.0, target: PackedPolicy | None = None,
-        tau: float = 0.0,
+        tau: float = 0.0, also: Sequence[torch.Tensor] = (),
     ) -> list[Call]:  # fmt: skip
         """One step, once the parts are there.
 
@@ -74,6 +74,7 @@ class Stepper:
             figures: [rows, NUM_FIGURES], which all ranks sum up with the gradient.
             norm, counts, step_before, step_after, lr, target_kl, tau: as fused_step.cu has them.
             target: a policy like this one that follows it.
+            also: what else all ranks sum up then.
         """
         learner, packed, guard = self.learner, self.packed, self.learner.guard
         name, config = learner.group.name, learner.config
@@ -85,7 +86,7 @@ class Stepper:
         add_up = partial(packed.step_functions.prepare, "add_up_gradient", adds, **found, **into)
         calls = [add_up(parts=self._parts, **self._tables)]
         if learner.world.size > 1:
-            calls.append(lambda: self._reduce(figures))
+            calls.append(lambda: self._reduce(figures, *also))
         if packed.norms is not None:
             calls.append(packed.norms.prepare_unfold(self.gradient))
         if self._tables_of_one_part:
@@ -123,10 +124,10 @@ class Stepper:
         )
         return [*calls, packed.then_fold(step), *(target.folds if target is not None else ())]
 
-    def _reduce(self, figures: torch.Tensor) -> None:
-        """Sums the gradient and a minibatch's figures over all ranks; all halt where one has to (SafeAdam.reduce)."""
-        guard = self.learner.guard
-        gradient, figures_of_all, halted = self.learner.world.sum(self.gradient, figures, guard.has_found())
-        self.gradient.copy_(gradient)
-        figures.copy_(figures_of_all)
+    def _reduce(self, *figures: torch.Tensor) -> None:
+        """Sums the gradient and an update's figures over all ranks; all halt where one has to (SafeAdam.reduce)."""
+        guard, ours = self.learner.guard, (self.gradient, *figures)
+        halted, *of_all = self.learner.world.sum(guard.has_found(), *ours)
+        for one, found in zip(ours, of_all, strict=True):
+            one.copy_(found)
         guard.take_over(halted)

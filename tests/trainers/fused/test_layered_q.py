@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from compile_only import CompileOnlyBackend
+from layered_q_ranks import CASES, learned_from_all
+from safetensors.torch import load_file
 
 from trainers.algorithms.dqn import DQNConfig
 from trainers.errors import NonFiniteError
@@ -16,6 +18,7 @@ from trainers.fused.layered_q import LayeredQ, LayeredQLearner, plan_layered_q
 from trainers.fused.limits import LARGE_GPU
 from trainers.fused.player import FusedPlayer
 from trainers.fused.q_learner import plan_q
+from trainers.learning.launcher import launch
 from trainers.settings.config import Config, ModelConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -168,7 +171,7 @@ def test_what_they_cannot_do_is_told(env, changed, words):
     spec, config = spec_of(load_env(env), "shared"), DQNConfig(algorithm="DQN", **changed)
     found = plan_q(config, spec, H100, "bf16")
     assert words in found if words else isinstance(found, LayeredQ)
-    assert isinstance(plan_q(config, spec, H100, "bf16", num_ranks=2), str)
+    assert type(plan_q(config, spec, H100, "bf16", num_ranks=2)) is type(found)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
@@ -180,3 +183,23 @@ def test_the_loss_compiles_for_gpus(arch, tmp_path):
     found = plan_layered_q(learner.config, learner.group.spec, H100, "bf16", 1)
     LayeredQLearner(learner, found)
     assert {"q_loss", "add_up_gradient", "follow_parameters"} <= set(backend.compiled)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """A folder with what layered_q_ranks.py writes of two ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    script = Path(__file__).parents[2] / "layered_q_ranks.py"
+    assert launch([str(script), str(folder)], TrainerConfig(num_gpus=2, device="cpu")) == 0
+    return folder
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_learn_what_one_does_where_a_batch_is_all_there_is(case, ranks, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "warpdrive" / "envs")
+    monkeypatch.setattr(TrainerConfig, "precision_on", lambda *_: plan.FULL_PRECISION)
+    first, second = (load_file(ranks / f"{case}.{rank}.safetensors") for rank in range(2))
+    for word, one in learned_from_all(case, 1, tmp_path).items():
+        assert torch.equal(first[word], second[word]), word
+        torch.testing.assert_close(first[word], one, rtol=1e-4, atol=1e-6, msg=word)
