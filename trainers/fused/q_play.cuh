@@ -25,7 +25,7 @@ struct Kept {
     DoneCode* done;
     float *observation, *side, *reward;
     ActionCode* action;
-    long long *side_step, *num_truncated, *num_dropped;  // see add_steps
+    long long *side_step, *num_truncated, *num_dropped;  // see add.cuh
 };
 
 // Takes step t of the rollout in, the store's `step`-th, whose slot it says. All threads of the block call it, between

@@ -300,15 +300,14 @@ __device__ __forceinline__ void add_after(
 //   window  strided, in words  read
 //   ring    [RING, NUM_RUNS, WORDS]  written
 //   first   row of the ring that takes the window's first
+//   begin   of the window's rows, that is copied: a later one takes the place of those before
 template <typename Word, int WORDS, int NUM_RUNS, long long RUN_STRIDE, long long STEP_STRIDE, int RING>
 __device__ __forceinline__ void add_rows(
-    const Crew& crew, const unsigned char* window, unsigned char* ring, int first, int num_rows)
+    const Crew& crew, const unsigned char* window, unsigned char* ring, int first, int begin, int num_rows)
 {
     const Word* from = (const Word*)window;
     Word* to = (Word*)ring;
     constexpr long long ROW = (long long)NUM_RUNS * WORDS;
-    // What a later row will overwrite is left out.
-    const int begin = num_rows > RING ? num_rows - RING : 0;
 #pragma unroll 4
     for (long long i = begin * ROW + crew.thread(); i < num_rows * ROW; i += crew.num_threads()) {
         const int t = (int)(i / ROW);
@@ -327,7 +326,7 @@ __device__ __forceinline__ void add_rows(
     }
 }
 
-// What truncated episodes saw last, into the rows that add_steps chose, of the envs that a block looks at together.
+// What truncated episodes saw last, into the rows that `Ends` chose, of the envs that a block looks at together.
 //   last     [truncation, env, ...], strided, in words  read
 //   side     [side, env, WORDS]                         written
 //   side_of  [truncation, env]                          read

@@ -81,16 +81,19 @@ class Adding:
 
     def _write_fields(self, text: KernelText) -> None:
         """The copies of a window's long fields into their rings."""
-        for one in self.layout:
+        for i, one in enumerate(self.layout):
             if one.name in self.record.offsets:
                 continue
-            num_rows, ring = len(self.tensors[one.name]), text.write(one.name, self.tensors[one.name], True)
-            for part, given in enumerate(self._parts(one)):
+            num_rows, parts = len(self.tensors[one.name]), self._parts(one)
+            ring = text.write(_named("ring", i, one), self.tensors[one.name], True)
+            for part, given in enumerate(parts):
                 run = run_of(given)
                 first = f"(int)((begin + {part * self.layout.num_steps}) / {one.every} % {num_rows})"
-                from_window = text.read(f"window_{one.name}_{part}", run.flat)
+                from_window = text.read(_named(f"window{part}", i, one), run.flat)
                 sizes = f"{run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, {num_rows}"
-                arguments = f"crews.of_rows, {from_window}, {ring}, {first}, {len(given)}"
+                # What a later row will overwrite is left out.
+                skipped = max(0, sum(len(later) for later in parts[part:]) - num_rows)
+                arguments = f"crews.of_rows, {from_window}, {ring}, {first}, {skipped}, {len(given)}"
                 text.line(f"add_rows<{run.word}, {sizes}>({arguments});")
 
     def _shape_of_records(self) -> dict[str, int]:
@@ -109,21 +112,21 @@ class Adding:
         """The records of a window's steps, and what of the next ones is known after them, of the same envs."""
         after = []
         text.line("    const auto load = [&](Record (&of)[STEPS_AT_ONCE], int t0) {")
-        for name, offset in self.record.offsets.items():
-            if name == "done":
+        for i, one in enumerate(self.layout):
+            if one.name not in self.record.offsets:
                 continue
-            one, ring = self.layout[name], self.tensors[name]
+            offset, ring = self.record.offsets[one.name], self.tensors[one.name]
             steps, *rest = self._parts(one)
             run = run_of(steps, merges=False)
-            sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(f"window_{name}", run.flat)
+            sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(_named("window", i, one), run.flat)
             text.line(f"        load_field<{offset}, {sizes}, {run.step_stride}>(of, t0, ends.env, {place});")
             if not one.extra:
                 continue
             run = run_of(rest[0] if rest else steps[-1:], merges=False)
             word = ring[0, 0].nbytes // run.words
             strides = ", ".join(str(stride * ring.element_size() // word) for stride in ring.stride()[:2])
-            sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(f"after_{name}", run.flat)
-            to = text.write(f"ring_{name}", ring, True)
+            sizes, place = f"{run.word}, {run.words}, {run.run_stride}", text.read(_named("after", i, one), run.flat)
+            to = text.write(_named("ring", i, one), ring, True)
             after.append(f"    add_after<{sizes}, {strides}>(envs, base, {place}, {to});")
         text.line("    };")
         text.line(f"    add_records(ends, envs, base, {records}, load);")
@@ -133,14 +136,14 @@ class Adding:
 
     def _write_sides(self, text: KernelText) -> None:
         """The copies of last observations into the sides, of the envs that a block looks at together."""
-        for one in self.layout.observations:
+        for i, one in enumerate(self.layout.observations):
             given = self._given(LAST + one.name)
             expected = (len(given), *self._row_of(one))
             run = run_of(self._fitting(LAST + one.name, given, expected, one.dtype), merges=False)
-            side = text.write(f"side_{one.name}", self.small[f"side_{one.name}"], True)
+            side = text.write(_named("side", i, one), self.small[f"side_{one.name}"], True)
             text.line(
                 f"    add_sides<{run.word}, {run.words}, {run.run_stride}, {run.step_stride}>("
-                f"envs, {text.read(f'last_{one.name}', run.flat)}, {side}, side_of);"
+                f"envs, {text.read(_named('last', i, one), run.flat)}, {side}, side_of);"
             )
 
     def _row_of(self, field: Field) -> tuple[int, ...]:
@@ -152,6 +155,9 @@ class Adding:
         given, num_steps = self._given(field.name), self.layout.num_steps // field.every
         if not isinstance(given, tuple):
             return [self._fitting(field.name, given, (num_steps + field.extra, *rows), field.dtype)]
+        if not field.extra:
+            told = f"the window's '{field.name}' is a pair, and nothing is known of it after the last step"
+            raise ShapeError(f"{told}. Give the first of the two.")
         return [
             self._fitting(field.name, given[0], (num_steps, *rows), field.dtype),
             self._fitting(field.name, given[1].unsqueeze(0), (1, *rows), field.dtype),
@@ -175,6 +181,11 @@ class Adding:
                 f"{list(found.stride())}). Give {name}.contiguous()."
             )
         return found
+
+
+def _named(what: str, number: int, field: Field) -> str:
+    """Of a parameter: as nothing else is, whatever fields are called."""
+    return f"{what}_{number}_{field.name}"
 
 
 def _word(dtype: torch.dtype | None) -> str:

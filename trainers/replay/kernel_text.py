@@ -10,6 +10,7 @@ import torch
 
 from trainers.replay.records import in_one_run
 from warpdrive.backends.base import Backend, LaunchShape
+from warpdrive.errors import ConfigError
 from warpdrive.function_manager import Constant, FunctionManager
 from warpdrive.signature import CTYPES
 
@@ -34,8 +35,9 @@ class KernelText:
         self._given: dict[str, torch.Tensor | int] = {}
 
     def read(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
-        """A parameter that nothing in the kernel writes: reads of it wait for no write. Of a ring of records it begins
-        with its first number; see `strides_of`."""
+        """A parameter that nothing in the kernel writes: reads of it wait for no write. Like one that is written, it
+        begins with a ring's first number, be it in records or not; see `strides_of`. Raises ConfigError where another
+        tensor has the name."""
         return self._array(name, tensor, "const {}* __restrict__", as_bytes)
 
     def write(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
@@ -72,6 +74,9 @@ class KernelText:
         tensor = in_one_run(tensor)
         if as_bytes:
             tensor = tensor.flatten().view(torch.uint8)
+        other = self._given.get(name, tensor)
+        if not isinstance(other, torch.Tensor) or other.data_ptr() != tensor.data_ptr():
+            raise ConfigError(f"a field is named '{name}', as something else in its store's kernels is. Rename it.")
         self._parameters[name], self._given[name] = f"{pointer.format(CTYPES[tensor.dtype])} {name}", tensor
         return name
 

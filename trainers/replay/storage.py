@@ -21,7 +21,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
 """Codes of `done`; TRUNCATED + r is a truncation whose last observations are in row r of the sides."""
 LARGE_WINDOW = 1 << 20
-"""Env steps, of which rings of their own take in what comes as fast as it is read: records take a fourth longer."""
+"""Env steps, of which rings of their own take in what comes as fast as it is read: records take a third longer."""
 FREE_TRUNCATIONS = 8
 """Of an env that is truncated when it likes: one step in so many, in the mean, has room for its last observations."""
 MASK, REWARD, ACTION, ACTIVE, SURVIVED = "mask", "reward", "action", "active", "survived"
@@ -127,11 +127,15 @@ class Layout:
         """What is known after a step, too, and so has a next one."""
         return [one for one in self.fields if one.extra and one.name != MASK]
 
+    def is_asked(self, field: Field) -> bool:
+        """Whether most windows ask for a field: those may be in records."""
+        named = {REWARD, ACTION, ACTIVE, SURVIVED, MASK, *(one.name for one in self.observations)}
+        return field.name in named and field.every == 1
+
     def record(self, has_tiers: bool = False) -> Record:
         """Of what items are made of. Of `done` alone, where steps go down to tiers, and it does not; or where windows
         are so large that records slow them down."""
-        named = {REWARD, ACTION, ACTIVE, SURVIVED, MASK, *(one.name for one in self.observations)}
-        asked = [one.name for one in self.fields if one.name in named and one.every == 1]
+        asked = [one.name for one in self.fields if self.is_asked(one)]
         is_apart = has_tiers or self.num_envs * self.num_steps >= LARGE_WINDOW
         return Record.of(self.sizes()[0], [] if is_apart else asked)
 
@@ -180,7 +184,7 @@ def why_not_kept(tensors: Mapping[str, torch.Tensor], bounds: Mapping[str, tuple
 
 
 def forget_lost_sides(done: torch.Tensor, side_step: torch.Tensor, num_steps: int) -> None:
-    """Truncations whose row of the sides was given away since lose their future, in place, as add_steps has it.
+    """Truncations whose row of the sides was given away since lose their future, in place, as add.cuh has it.
 
     Args:
         done: [num_slots, E] of a ring to which `num_steps` were added; codes of what was written step by step.

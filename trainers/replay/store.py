@@ -97,7 +97,9 @@ class ReplayStore:
         of_rings, small = layout.sizes()
         division = division_of(layout, tiers)
         self._check_memory(layout, division)
-        self.record = layout.record(division is not None)
+        self.has_tiers = bool(tiers)
+        """Whether any were given, though all may be on the device: then nothing but what they plan for is."""
+        self.record = layout.record(self.has_tiers)
         self.tensors = self.record.allocate(hot_sizes(of_rings, division), backend.device)
         """By name, [num_slots / every, ...]: large; cut by slots; views, where they are in records. With tiers, fewer
         slots."""
@@ -267,7 +269,7 @@ class ReplayStore:
         for table in self.tables.values():
             table.window.check(layout)
         self._check_memory(layout)
-        record, (sizes, of_small) = layout.record(), layout.sizes()
+        record, (sizes, of_small) = layout.record(self.has_tiers), layout.sizes()
         of_rings = record.allocate(sizes, self.backend.device)
         small = allocate(of_small, self.backend.device)
         self.backend.synchronize()

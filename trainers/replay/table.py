@@ -227,10 +227,10 @@ class Table:
                 "own out, or the store's tiers."
             )
         field = self.store.tensors.get(name)
-        if name in self.store.record.offsets:
+        if name in self.store.layout and self.store.layout.is_asked(self.store.layout[name]):
             raise ConfigError(
-                f"table '{self.name}': the priorities that items come with cannot be in '{name}': '{name}' lies beside "
-                "what else items are made of. Give them a field of another name."
+                f"table '{self.name}': the priorities that items come with cannot be in '{name}', which items are made "
+                "of. Give them a field of their own, without extra."
             )
         if field is None or field.dtype != torch.float32 or field.numel() != self.store.num_slots * self.num_rows:
             raise ConfigError(
@@ -376,7 +376,7 @@ class Table:
             "AHEAD": window.ahead,
             "PERIOD": window.period,
             "LANES": lanes,
-            "IS_LARGE": sum(one.nbytes for one in self.store.tensors.values()) > L2_BYTES,
+            "IS_LARGE": self.store.num_bytes > L2_BYTES,
             "TABLE": self.number,
             **window.constants(),
         }

@@ -9,9 +9,11 @@ from trainers.replay import storage
 from trainers.replay.records import Record, flat_of, in_one_run, strides_of
 from trainers.replay.selectors import Prioritized
 from trainers.replay.storage import Layout
+from trainers.replay.store import ReplayStore
+from trainers.replay.tiers import Device
 from trainers.replay.windows import Transitions
 from trainers.run.tensor_file import header_of, read_tensors_into, write_tensors
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, ShapeError
 
 CARTPOLE = [Field("observation", (4,), extra=1), Field("action", dtype=torch.int32), Field("reward")]
 
@@ -120,6 +122,63 @@ def test_a_kernel_is_given_the_memory_that_a_ring_lies_in():
 
 def test_priorities_of_a_field_of_records_are_refused(backend):
     kept = Kept(Played(2, 1, 4), 3, backend)
-    told = r"'reward' lies beside what else items are made of\. Give them a field of another name\.$"
+    told = r"cannot be in 'reward', which items are made of\. Give them a field of their own, without extra\.$"
     with pytest.raises(ConfigError, match=told):
         kept.store.table("own", Prioritized(own="reward"), Transitions())
+
+
+def window_of(fields, num_envs, num_steps, backend):
+    """Random steps in which no episode ends."""
+    flags = {name: torch.zeros(num_steps, num_envs, dtype=torch.bool) for name in ("terminated", "truncated")}
+    found = {f"final_{one.name}": torch.zeros(1, num_envs, 1, *one.shape) for one in fields if one.extra}
+    found |= {one.name: torch.randn(num_steps + one.extra, num_envs, 1, *one.shape) for one in fields}
+    return {name: one.to(backend.device) for name, one in {**found, **flags}.items()}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [Field("records", (9,))],
+        [Field("seen", (20,), extra=1), Field("seen_0", (2,), extra=1)],
+        [Field("after_seen1", (9,)), Field("ring_1_seen1", (9,)), Field("seen1", (2,), extra=1)],
+        [Field("base", (9,)), Field("begin", (9,)), Field("side_of", (9,)), Field("crews", (9,))],
+    ],
+)
+def test_whatever_fields_are_called_each_is_kept(others, backend):
+    fields = [Field("reward"), *others]
+    store = ReplayStore(fields, 3, 1, 4, 3 * 8, backend)
+    window = window_of(fields, 3, 4, backend)
+    store.add(window)
+    for one in fields:
+        assert torch.equal(store.tensors[one.name][: 4 + one.extra], window[one.name]), one.name
+
+
+def test_a_field_named_as_something_else_in_a_kernel_is_refused(backend):
+    fields = [Field("reward"), Field("seed", (9,))]
+    store = ReplayStore(fields, 3, 1, 4, 3 * 8, backend)
+    store.add(window_of(fields, 3, 4, backend))
+    told = "a field is named 'seed', as something else in its store's kernels is. Rename it."
+    with pytest.raises(ConfigError, match=told):
+        store.table("all", Prioritized(), Transitions()).prepare_draw(2)
+
+
+def test_a_ring_of_one_window_holds_what_is_known_after_it(backend):
+    """As a pair, whose second does not begin where 16 bytes may: copied by other threads than the first."""
+    fields = [Field("reward"), Field("seen", (20,), extra=1)]
+    store = ReplayStore(fields, 3, 1, 4, 3 * 4, backend)
+    window = window_of(fields, 3, 4, backend)
+    after = torch.cat([torch.zeros(1, device=backend.device), window["seen"][4].flatten()])[1:].view(3, 1, 20)
+    store.add({**window, "seen": (window["seen"][:4], after)})
+    assert torch.equal(store.tensors["seen"], window["seen"][[4, 1, 2, 3]])
+    with pytest.raises(ShapeError, match="'reward' is a pair, and nothing is known of it after the last step"):
+        store.prepare_add({**window, "reward": (window["reward"], window["reward"][0])})
+
+
+def test_a_store_that_fits_its_tiers_takes_no_more_than_they_give(backend):
+    fields = [Field("observation", (3,), extra=1), Field("reward")]
+    layout = Layout.of(fields, 4, 1, 2, 4 * 100)
+    needed = sum(storage.bytes_of(sizes) for sizes in layout.sizes())
+    store = ReplayStore(fields, 4, 1, 2, 4 * 100, backend, tiers=[Device(needed)])
+    assert store.tiered is None and not store.record.is_by_env
+    held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in store.state().values()}
+    assert sum(held.values()) == needed
