@@ -296,7 +296,8 @@ __device__ __forceinline__ void add_after(
     }
 }
 
-// Copies rows of a window, of NUM_RUNS runs of WORDS words each, behind each other into a ring of RING rows.
+// Copies rows of a window, of NUM_RUNS runs of WORDS words each, behind each other into a field's own ring of
+// RING rows.
 //   window  strided, in words  read
 //   ring    [RING, NUM_RUNS, WORDS]  written
 //   first   row of the ring that takes the window's first

@@ -17,7 +17,7 @@ SHORT_BYTES = 16
 MOST_BYTES = 64
 """Of a record: what a device's memory gives at once, more or less."""
 SECTOR = 32
-"""Bytes, of memory: no shorter record lies across two."""
+"""Bytes, of memory: no record up to this lies across two."""
 
 
 @dataclass(frozen=True)

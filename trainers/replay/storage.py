@@ -21,7 +21,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
 """Codes of `done`; TRUNCATED + r is a truncation whose last observations are in row r of the sides."""
 LARGE_WINDOW = 1 << 20
-"""Env steps, of which rings of their own take in what comes as fast as it is read: records take a third longer."""
+"""Env steps, from which on fields stay in rings of their own: to add to records would take a third longer."""
 FREE_TRUNCATIONS = 8
 """Of an env that is truncated when it likes: one step in so many, in the mean, has room for its last observations."""
 MASK, REWARD, ACTION, ACTIVE, SURVIVED = "mask", "reward", "action", "active", "survived"
