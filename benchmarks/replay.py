@@ -270,11 +270,15 @@ def frames(filled: Filled, n_step: int, number: int, num_calls: int, repeats: in
 
 
 def added(filled: Filled, num_calls: int, repeats: int) -> dict[str, float]:
-    """A window, and the bytes that it reads and writes."""
+    """A window, and the bytes that it reads and writes; and a plain copy of as many, on the same device."""
     ours = filled.time(filled.add, num_calls, repeats)
     window = filled.window
     num_bytes = 2 * sum(one.nbytes for name, one in window.items() if name != "final_observation")
+    source = torch.zeros(num_bytes // 2, dtype=torch.uint8, device=filled.backend.device)
+    target = torch.zeros_like(source)
+    copy = filled.time(lambda: target.copy_(source), num_calls, repeats)
     found = {"ours_us": ours, "bytes": num_bytes, "TB_a_second": round(num_bytes / ours / 1e6, 3)}
+    found |= {"copy_us": copy, "times_a_copy": round(ours / copy, 3)}
     return {**found, "times_the_limit": round(ours * 1e-6 / (num_bytes / BYTES_PER_S), 3)}
 
 

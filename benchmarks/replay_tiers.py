@@ -1,7 +1,9 @@
 """A replay store eight times as large as its device's share of memory, beside one that is all on the device.
 
 python benchmarks/replay_tiers.py --device cuda     # 1 GB of 8: frames of 84 x 84 bytes, batches of 4,096
-python benchmarks/replay_tiers.py --device cpu --frames 16 --envs 8 --batch 64 --device-mb 1
+python benchmarks/replay_tiers.py --device cpu --frames 16 --envs 1024 --batch 64 --device-mb 70
+python benchmarks/replay_tiers.py --device cuda --device-mb 250 --batch 256 --updates 32 --hidden 16384 --name paced
+                                                    # updates that take as long as a disk needs for a batch, or longer
 
 Of each: whether the losses of a small Q-network are those of the first, bit for bit (uniform draws). And, after the
 ring has gone round once: how long an update takes; how often, and which part of the time, the host waited for items or
@@ -38,6 +40,7 @@ from warpdrive.backends.base import Backend
 
 ACTIONS, GAMMA, ENDS, AHEAD = 4, 0.99, 0.02, 4
 KINDS = ("device", "pinned", "file")
+HIDDEN = 512
 
 
 class Learner:
@@ -46,10 +49,18 @@ class Learner:
     Args:
         side: of a frame, in bytes.
         num_windows: of 8 steps, in the store.
+        hidden: units of the network.
     """
 
     def __init__(
-        self, backend: Backend, side: int, num_envs: int, num_windows: int, batch_size: int, tiers: list[Tier]
+        self,
+        backend: Backend,
+        side: int,
+        num_envs: int,
+        num_windows: int,
+        batch_size: int,
+        tiers: list[Tier],
+        hidden: int,
     ) -> None:
         torch.manual_seed(1)
         self.backend, device, rows = backend, backend.device, (8, num_envs)
@@ -71,7 +82,7 @@ class Learner:
         table = self.store.table("uniform", Uniform(), Transitions(n_step=3, gamma=GAMMA))
         self.feed = None if self.store.tiered is None else table.feed(batch_size, AHEAD)
         self.draw, self.batch = table.prepare_draw(batch_size) if self.feed is None else (None, self.feed.batch)
-        layers = [nn.Flatten(), nn.Linear(side * side, 512), nn.ReLU(), nn.Linear(512, ACTIONS)]
+        layers = [nn.Flatten(), nn.Linear(side * side, hidden), nn.ReLU(), nn.Linear(hidden, ACTIONS)]
         self.network = nn.Sequential(*layers).to(device)
         self.loss = torch.zeros((), device=device)
         self.learn = Graphed(self._learn, backend)
@@ -128,12 +139,14 @@ def measure(
     num_updates: int,
     folder: Path,
     kinds: Sequence[str] = KINDS,
+    hidden: int = HIDDEN,
 ) -> dict[str, dict[str, Any]]:
     """By kind of store."""
     num_windows = 8 * device_bytes // (8 * num_envs * (side * side + 8))
     found, first = {}, None
     for kind in kinds:
-        learner = Learner(backend, side, num_envs, num_windows, batch_size, tiers_of(kind, device_bytes, folder))
+        tiers = tiers_of(kind, device_bytes, folder)
+        learner = Learner(backend, side, num_envs, num_windows, batch_size, tiers, hidden)
         losses = [learner.run(num_windows + 1, num_updates)]
         backend.synchronize()
         tiered = learner.store.tiered
@@ -157,6 +170,8 @@ def measure(
             result["stalled"] = round((after["stall_seconds"] - before["stall_seconds"]) / seconds, 4)
             result["data_over_device"] = round(num_windows * 8 / tiered.division.hot, 2)
             if kind == "file":
+                read = after["bytes_read"] - before["bytes_read"]
+                result["MB_a_second_from_files"] = round(read / seconds / 1e6, 1)
                 result["bytes_ratio"] = round(after["bytes_written"] / after["bytes_admitted"], 4)
                 tiered.files.close()
         found[kind] = result
@@ -172,6 +187,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--updates", type=int, default=8, help="a window of 8 steps")
     parser.add_argument("--device-mb", type=int, default=1000)
+    parser.add_argument("--hidden", type=int, default=HIDDEN, help="units; with more an update takes longer")
+    parser.add_argument("--name", help="of the results: replay_tiers_<name>_<device>.json")
     parser.add_argument("--folder", type=Path, help="of the files; a temporary one if not given")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -179,7 +196,9 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="warpdrive-tiers-", dir=options.folder))
     try:
         sizes = (options.frames, options.envs, options.batch, options.device_mb * 10**6, options.updates)
-        write_report(f"replay_tiers_{backend.name}", backend, measure(backend, *sizes, folder), options.out)
+        results = measure(backend, *sizes, folder, hidden=options.hidden)
+        name = "_".join(filter(None, ["replay_tiers", options.name, backend.name]))
+        write_report(name, backend, results, options.out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

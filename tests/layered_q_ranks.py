@@ -1,4 +1,5 @@
-"""DQN by kernels of layers on two ranks: `python tests/layered_q_ranks.py OUT` by each rank that is launched.
+"""DQN by kernels of layers on two ranks: `python tests/layered_q_ranks.py OUT DEVICE` by each rank that is
+launched.
 
 See trainers/fused/test_layered_q.py. Written are OUT/<case>.<rank>.safetensors, what `learned_from_all` gives.
 """
@@ -24,7 +25,7 @@ CASES = {"all count": ("acrobot", "agent", 1), "some leave": ("many_spaces.many_
 """Envs, who learns there, and how many of these an env has."""
 
 
-def learned_from_all(case: str, num_ranks: int, folder: Path) -> dict[str, torch.Tensor]:
+def learned_from_all(case: str, num_ranks: int, folder: Path, device: str) -> dict[str, torch.Tensor]:
     """A policy, its figures and its target after updates from all that may be drawn: 10 slots of 8 envs hold 9 steps
     that begin a transition, and each rank draws each of its own once."""
     env, who, num_agents = CASES[case]
@@ -36,8 +37,8 @@ def learned_from_all(case: str, num_ranks: int, folder: Path) -> dict[str, torch
     }  # fmt: skip
     config = {
         "name": env,
-        "trainer": {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 240, "seed": 3, "device": "cpu",
-                    "num_gpus": num_ranks},
+        "trainer": {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 240, "seed": 3, "device": device,
+                    "num_gpus": num_ranks, "precision": "bf16" if device == "cuda" else "fp32"},
         "policy": {who: learns, **others},
         "saving": {"basedir": str(folder)},
     }  # fmt: skip
@@ -47,18 +48,20 @@ def learned_from_all(case: str, num_ranks: int, folder: Path) -> dict[str, torch
     for _ in range(6):
         figures = trainer.iterate()[who]
     assert learner.table.num_drawable * num_ranks == number, learner.table.num_drawable
-    found = {name: one.detach().clone() for name, one in learner.policy.named_parameters()}
-    found |= {f"target/{name}": one.clone() for name, one in learner.target.named_parameters()}
+    found = {name: one.detach().cpu() for name, one in learner.policy.named_parameters()}
+    found |= {f"target/{name}": one.cpu() for name, one in learner.target.named_parameters()}
     return found | {name: torch.as_tensor(float(figures[name])) for name in ("loss", "q_mean", "td_error", "grad_norm")}
 
 
-def main(out: str) -> None:
-    plan.RUNS_ON_CPU, TrainerConfig.precision_on = True, lambda *_: plan.FULL_PRECISION
+def main(out: str, device: str) -> None:
+    if device == "cpu":
+        plan.RUNS_ON_CPU, TrainerConfig.precision_on = True, lambda *_: plan.FULL_PRECISION
     for case in CASES:
-        save_file(learned_from_all(case, 2, Path(out) / "runs"), Path(out) / f"{case}.{world().rank}.safetensors")
+        found = learned_from_all(case, 2, Path(out) / "runs", device)
+        save_file(found, Path(out) / f"{case}.{world().rank}.safetensors")
     world().end(0)
 
 
 if __name__ == "__main__":
-    join(TrainerConfig(num_gpus=2, device="cpu"))
+    join(TrainerConfig(num_gpus=2, device=sys.argv[2]))
     main(*sys.argv[1:])

@@ -75,19 +75,6 @@ template <int BYTES> struct PieceOf<BYTES, 4> { typedef unsigned int Word; };
 template <int BYTES> struct PieceOf<BYTES, 2> { typedef unsigned short Word; };
 template <int BYTES> struct PieceOf<BYTES, 1> { typedef unsigned char Word; };
 
-// What is not soon read again makes no room by what is.
-template <typename Word>
-__device__ __forceinline__ void store_once(Word* place, const Word& word)
-{
-#ifndef WARPDRIVE_CPU
-    if constexpr (sizeof(Word) == 16) {
-        __stcs((uint4*)place, *(const uint4*)&word);
-        return;
-    }
-#endif
-    *place = word;
-}
-
 __device__ __forceinline__ long long record_at(long long slot, long long env)
 {
     return (BY_ENV ? env * NUM_SLOTS + slot : slot * NUM_ENVS + env) * RECORD;
@@ -115,7 +102,7 @@ __device__ __forceinline__ void store_records(
     const auto store = [&](int e, int piece, const Record::Piece& given) {
         const int t = t0 + piece / PIECES;
         if (e >= envs.count || t >= NUM_STEPS) return;
-        store_once((Record::Piece*)(ring + record_at(slot_of(base, t), envs.first + e)) + piece % PIECES, given);
+        ((Record::Piece*)(ring + record_at(slot_of(base, t), envs.first + e)))[piece % PIECES] = given;
     };
 #ifndef WARPDRIVE_CPU
     if constexpr (BY_ENV) {
@@ -158,6 +145,7 @@ struct Ends {
     const bool has_env;
     long long num_rows, place, owner;  // of the row that the next truncation gets; the step that has it
     int k, dropped;                    // truncations of the window so far; those without a future
+    bool knows_next;                   // row
 
     __device__ __forceinline__ Ends(
         const Envs& envs, const bool* terminated_, const bool* truncated_, long long begin_, unsigned char* ring_,
@@ -173,12 +161,12 @@ struct Ends {
           env(envs.first + threadIdx.x),
           has_env((int)threadIdx.x < envs.count),
           k(0),
-          dropped(0)
+          dropped(0),
+          knows_next(false)
     {
         if (!has_env) return;
         num_rows = num_truncated[env];
         for (int i = 0; i < MAX_TRUNCATIONS; ++i) side_of[(long long)i * NUM_ENVS + env] = -1;
-        find_next();
     }
 
     // How a step ended: bit 0: terminated, bit 1: truncated.
@@ -186,6 +174,15 @@ struct Ends {
     {
         const long long from = (long long)t * NUM_ENVS + env;
         return terminated[from] | truncated[from] << 1;
+    }
+
+    // Some steps, by how they ended, are next: whose rows are far apart is asked for, for all threads at once.
+    __device__ __forceinline__ void prepare(const int (&how)[STEPS_AT_ONCE])
+    {
+        bool is_needed = false;
+#pragma unroll
+        for (int i = 0; i < STEPS_AT_ONCE; ++i) is_needed |= how[i] == 2;
+        if (is_needed && !knows_next && k < MAX_TRUNCATIONS) find_next();
     }
 
     // The code of step t0 + i, by how it ended. Of one step after the other; `records` are those from t0 on.
@@ -209,6 +206,7 @@ private:
     {
         place = num_rows % NUM_SIDES * NUM_ENVS + env;
         owner = side_step[place] - 1;
+        knows_next = true;
     }
 
     __device__ __forceinline__ int drop()
@@ -271,6 +269,7 @@ __device__ __forceinline__ void add_records(
             int how[STEPS_AT_ONCE];
 #pragma unroll
             for (int i = 0; i < STEPS_AT_ONCE; ++i) how[i] = t0 + i < NUM_STEPS ? ends.load(t0 + i) : 0;
+            ends.prepare(how);
 #pragma unroll
             for (int i = 0; i < STEPS_AT_ONCE; ++i) {
                 *records[i].template at<Done, CODE_OFFSET>() = ends.code_of(records, t0, i, how[i]);
@@ -316,14 +315,7 @@ __device__ __forceinline__ void add_rows(
         const long long run = WORDS == ROW ? 0 : within / WORDS;
         int row = first + t;
         row = row < RING ? row : row - RING;
-        const Word* place = from + t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS);
-#ifndef WARPDRIVE_CPU
-        if constexpr (sizeof(Word) == 16) {  // neither is soon read again
-            store_once((uint4*)(to + row * ROW + within), __ldcs((const uint4*)place));
-            continue;
-        }
-#endif
-        to[row * ROW + within] = *place;
+        to[row * ROW + within] = from[t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS)];
     }
 }
 

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainers.replay.listing import Part, listed_in, part_name
@@ -268,30 +270,28 @@ class Filed:
         while True:
             with self._lock:
                 parts = self.parts
-            begins, ends = (torch.tensor([getattr(part, one) for part in parts]) for one in ("begin", "end"))
+            begins = torch.tensor([part.begin for part in parts])
             number = torch.searchsorted(begins, steps, right=True) - 1
             lost = number < 0
-            lost[~lost] = steps[~lost] >= ends[number[~lost]]
+            lost[~lost] = steps[~lost] >= torch.tensor([part.end for part in parts])[number[~lost]]
             (found,) = (~lost).nonzero(as_tuple=True)
             found = found[number[found].argsort(stable=True)]  # those of a file side by side
             of_parts, counts = (one.tolist() for one in number[found].unique_consecutive(return_counts=True))
             maps = [self._mapped(parts[one]) for one in of_parts]
             if None not in maps:  # else without those that are gone
                 break
+        ends = list(accumulate(counts))
         for name, to in into.items():
             field_of = self.layout[name]
             of_env, every = field_of.axis == "env", field_of.every
             num_rows = self.layout.num_envs * (1 if of_env else num_agents)
             row = rows[found] // num_agents if of_env else rows[found]
             place = (steps[found] // every - begins[number[found]] // every) * num_rows + row
-            at = 0
-            read = torch.empty((len(found), to.nbytes // (to.shape[0] * to.shape[1])), dtype=torch.uint8)
-            for mapped, count in zip(maps, counts, strict=True):
-                flat = mapped[name].view(-1, read.shape[1])
-                torch.index_select(flat, 0, place[at : at + count], out=read[at : at + count])
-                at += count
-            to.view(-1).view(torch.uint8).view(-1, read.shape[1])[places[found]] = read
-            self.bytes_read += read.nbytes
+            size = to.nbytes // (to.shape[0] * to.shape[1])
+            into_rows, of_rows, of_place = _in_rows(to, size), places[found].numpy(), place.numpy()
+            for mapped, begin, end in zip(maps, [0, *ends], ends, strict=False):
+                into_rows[of_rows[begin:end]] = _in_rows(mapped[name], size).take(of_place[begin:end])
+            self.bytes_read += len(found) * size
         return lost
 
     def rows(self, name: str, begin: int, end: int) -> torch.Tensor:
@@ -443,3 +443,8 @@ class Filed:
             "bytes_admitted": self.bytes_admitted,
             "bytes_read": self.bytes_read,
         }
+
+
+def _in_rows(tensor: torch.Tensor, num_bytes: int) -> np.ndarray:
+    """Its rows of so many bytes, each of which numpy moves as one, and torch byte by byte."""
+    return tensor.view(torch.uint8).numpy().reshape(-1).view(f"V{num_bytes}")
