@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from report import commit
 
-from trainers.fused import gradient, plan
+from trainers.fused import plan
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
@@ -112,13 +112,15 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of: envs, sampler, {', '.join(RUNS)}; else all")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument(
-        "--without-cublas", action="store_true", help="multiply on the host instead: racecheck fails within cuBLAS"
+        "--without-cublas",
+        action="store_true",
+        help="multiply on the host: racecheck fails within cuBLAS, initcheck does not see all that it writes",
     )
     arguments = parser.parse_args()
     print(f"commit {commit()}: {' '.join(sys.argv)}", flush=True)
     parts: list[str] = arguments.parts or ["envs", "sampler", *RUNS]
     if arguments.without_cublas:
-        gradient.prepare_product = multiply_on_the_host
+        torch.mm = multiply_on_the_host
     if arguments.device == "cpu":
         plan.RUNS_ON_CPU = True
     for part in parts:
@@ -167,8 +169,11 @@ def train(config: str | None, changes: dict[str, str], device: str) -> None:
         trainer.guard.raise_if_halted(trainer.iteration)
 
 
-def multiply_on_the_host(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor):
-    return lambda: out.copy_(left.cpu().float() @ right.cpu().float())
+def multiply_on_the_host(
+    left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor | None = None, **_: torch.dtype
+) -> torch.Tensor:
+    product = left.cpu().float() @ right.cpu().float()
+    return product.to(left) if out is None else out.copy_(product)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trainers.replay.table import Table
 
 Call = Callable[[], None]
+LOOK_SECONDS = 1e-4
+"""Between two looks at whether a learner that waits for a batch still has something to do."""
 
 
 @dataclass
@@ -99,9 +101,7 @@ class Feed:
         if not self.pending:
             self._issue(self.store.num_steps_added)
         slot = self.pending.pop(0)
-        in_time = slot.fetched is not None or self._may_fetch(slot)
-        self._fetch(slot, must=True)
-        self.tiered.num_fetched[0 if in_time else 1] += 1
+        self.tiered.num_fetched[self._fetch(slot, must=True)] += 1
         if self.tiered.side is not None and slot.fetched is not True:
             self.store.backend.stream.wait_event(slot.fetched)
         slot.take[slot.is_early]()
@@ -174,31 +174,44 @@ class Feed:
             slot.reading = files.reader.submit(self._read, slot)
         return slot.reading is not None and slot.reading.done()
 
-    def _fetch(self, slot: Slot, must: bool = False) -> None:
+    def _fetch(self, slot: Slot, must: bool = False) -> bool:
+        """Begins to bring its items; whether the learner had nothing to do until that could begin."""
         if slot.fetched is not None:
-            return
-        started = time.perf_counter()
-        is_stall = must and not self._may_fetch(slot)
-        if is_stall:
-            if slot.indexed is not None:
-                slot.indexed.synchronize()
-            self.tiered.files.wait_until_written(self.division.warm_from(slot.head), counts=False)
-            self._may_fetch(slot)
+            return False
+        was_idle = must and not self._may_fetch(slot) and self._wait(slot)
         if slot.reading is not None:
             slot.reading.result()
-        if is_stall:
-            self.tiered.stall_seconds += time.perf_counter() - started
         if self.tiered.side is None or not slot.fetch.is_captured:  # else launches go to the learner's stream anyway
             if self.tiered.side is not None:
                 self.store.backend.stream.wait_stream(self.tiered.side)
             self._know_more(slot)
             slot.fetch()
             slot.fetched = True
-            return
+            return was_idle
         with self.tiered.beside():
             self._know_more(slot)
             slot.fetch()
             slot.fetched = self.tiered.side.record_event()
+        return was_idle
+
+    def _wait(self, slot: Slot) -> bool:
+        """Returns once its items may be fetched; whether the learner had nothing to do meanwhile. On a GPU it may have
+        what the host asked of it before."""
+        asked = None if self.tiered.side is None else self.store.backend.stream.record_event()
+        idle_since = None
+        if slot.indexed is not None:
+            slot.indexed.synchronize()
+        while not self._may_fetch(slot):
+            if idle_since is None and (asked is None or asked.query()):
+                idle_since = time.perf_counter()
+            if slot.reading is None:
+                self.tiered.files.wait_until_written(self.division.warm_from(slot.head), counts=False)
+            else:
+                wait([slot.reading], LOOK_SECONDS)
+        if idle_since is None:
+            return False
+        self.tiered.stall_seconds += time.perf_counter() - idle_since
+        return True
 
     def _know_more(self, slot: Slot) -> None:
         """A window has come in since it was drawn, as files were waited for."""

@@ -83,7 +83,7 @@ class Filed:
     _trouble: str | None = None
     _is_told: bool = False
     _waiting: list[_Waiting] = field(default_factory=list)
-    _maps: dict[str, Rows] = field(default_factory=dict)
+    _maps: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _expired: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -288,9 +288,11 @@ class Filed:
             row = rows[found] // num_agents if of_env else rows[found]
             place = (steps[found] // every - begins[number[found]] // every) * num_rows + row
             size = to.nbytes // (to.shape[0] * to.shape[1])
-            into_rows, of_rows, of_place = _in_rows(to, size), places[found].numpy(), place.numpy()
+            # Rows are void to numpy, which moves each as a whole; torch would byte by byte.
+            into_rows = to.view(torch.uint8).numpy().reshape(-1).view(f"V{size}")
+            of_rows, of_place = places[found].numpy(), place.numpy()
             for mapped, begin, end in zip(maps, [0, *ends], ends, strict=False):
-                into_rows[of_rows[begin:end]] = _in_rows(mapped[name], size).take(of_place[begin:end])
+                into_rows[of_rows[begin:end]] = mapped[name].view(f"V{size}").take(of_place[begin:end])
             self.bytes_read += len(found) * size
         return lost
 
@@ -305,13 +307,13 @@ class Filed:
             first, last = max(begin, part.begin), min(end, part.end)
             if (mapped := self._mapped(part)) is None:
                 continue
-            of = mapped[name].view(dtype).view(-1, *shape[1:])
+            of = torch.from_numpy(mapped[name]).view(dtype).view(-1, *shape[1:])
             to = found[first // every - begin // every : last // every - begin // every]
             to.copy_(of[first // every - part.begin // every : last // every - part.begin // every])
         return found
 
-    def _mapped(self, part: Part) -> Rows | None:
-        """By field, [steps / every, bytes] uint8: memory that the kernel reads from the file as it is asked for. None:
+    def _mapped(self, part: Part) -> dict[str, np.ndarray] | None:
+        """By field, [bytes] uint8: memory that the kernel reads from the file as it is asked for. None:
         the file cannot be read any more, and its steps are lost."""
         path, why = self.folder / part.name, None
         with self._lock:
@@ -336,7 +338,7 @@ class Filed:
         whole = torch.from_file(str(path), shared=False, size=part.bytes, dtype=torch.uint8)
         for name, said in json.loads(header[8:]).items():
             begin, end = (len(header) + offset for offset in said["data_offsets"])
-            found[name] = whole[begin:end].view(len(like[name]), -1)
+            found[name] = whole[begin:end].numpy()
         with self._lock:
             self._maps[part.name] = found
         return found
@@ -443,8 +445,3 @@ class Filed:
             "bytes_admitted": self.bytes_admitted,
             "bytes_read": self.bytes_read,
         }
-
-
-def _in_rows(tensor: torch.Tensor, num_bytes: int) -> np.ndarray:
-    """Its rows of so many bytes, each of which numpy moves as one, and torch byte by byte."""
-    return tensor.view(torch.uint8).numpy().reshape(-1).view(f"V{num_bytes}")

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import threading
+import time
 
 import pytest
 import torch
@@ -405,3 +406,30 @@ def test_rows_of_a_file_that_expires_while_they_are_read_are_read(tmp_path, back
     lost = files.read(steps, torch.ones_like(steps), 1, into, places)
     assert not lost.any() and part in files.parts
     assert torch.equal(into["reward"].flatten(), reward[:, 1].flatten())
+
+
+def test_what_counts_as_a_stall_is_that_the_learner_has_nothing_to_do(tmp_path, backend, monkeypatch):
+    """Reading takes 50 ms. The first batch is waited for; for the second a GPU, which has work for longer, does not."""
+    kept = make(backend, tmp_path)
+    for _ in range(NUM_WINDOWS):
+        kept.add()
+    tiered = kept.store.tiered
+    tiered.files.flush()
+    feed = kept.store.table("all", Uniform(), WINDOW).feed(9, ahead=2)
+    read = file_tier.Filed.read
+
+    def slowly(*arguments):
+        time.sleep(0.05)
+        return read(*arguments)
+
+    monkeypatch.setattr(file_tier.Filed, "read", slowly)
+    feed.begin(2)
+    feed.take()
+    assert tiered.counters()["stalls"] == 1
+    assert tiered.counters()["stall_seconds"] > 0.03
+    backend.synchronize()
+    if backend.name == "cuda":
+        torch.cuda._sleep(10**9)  # of its clock
+    feed.take()
+    assert tiered.counters()["stalls"] == (2 if backend.name == "cpu" else 1)
+    assert tiered.counters()["fetched"] == 2
