@@ -136,6 +136,11 @@ TASKS = {
     "minatar_freeway": Task("minatar_freeway.yaml", at_least=58),
     "minatar_seaquest": Task("minatar_seaquest.yaml"),
     "minatar_breakout_dqn": Task("minatar_breakout_dqn.yaml", at_least=28),
+    **{
+        f"minatar_{game}_{by}": Task(f"minatar_breakout_{by}.yaml", at_least=score, changed={"name": f"minatar_{game}"})
+        for game, score in (("asterix", 15), ("space_invaders", 131), ("freeway", 58))
+        for by in ("pqn", "dqn")
+    },
     "tag_gridworld": Task("tag_gridworld_ppo.yaml", num_episodes=500, crosses=True),
     "tag_continuous": Task("tag_continuous_ppo.yaml", num_episodes=500, crosses=True),
 }
