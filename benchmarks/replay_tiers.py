@@ -2,7 +2,8 @@
 
 python benchmarks/replay_tiers.py --device cuda     # 1 GB of 8: frames of 84 x 84 bytes, batches of 4,096
 python benchmarks/replay_tiers.py --device cpu --frames 16 --envs 1024 --batch 64 --device-mb 70
-python benchmarks/replay_tiers.py --device cuda --device-mb 250 --batch 256 --updates 32 --hidden 16384 --name paced
+python benchmarks/replay_tiers.py --device cuda --device-mb 250 --batch 256 --updates 32 --hidden 32768 --ahead 8 \\
+    --name paced
                                                     # updates that take as long as a disk needs for a batch, or longer
 
 Of each: whether the losses of a small Q-network are those of the first, bit for bit (uniform draws). And, after the
@@ -50,6 +51,7 @@ class Learner:
         side: of a frame, in bytes.
         num_windows: of 8 steps, in the store.
         hidden: units of the network.
+        ahead: batches that are under way.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Learner:
         batch_size: int,
         tiers: list[Tier],
         hidden: int,
+        ahead: int,
     ) -> None:
         torch.manual_seed(1)
         self.backend, device, rows = backend, backend.device, (8, num_envs)
@@ -80,7 +83,7 @@ class Learner:
         }
         self.add = self.store.prepare_add(self.window)
         table = self.store.table("uniform", Uniform(), Transitions(n_step=3, gamma=GAMMA))
-        self.feed = None if self.store.tiered is None else table.feed(batch_size, AHEAD)
+        self.feed = None if self.store.tiered is None else table.feed(batch_size, ahead)
         self.draw, self.batch = table.prepare_draw(batch_size) if self.feed is None else (None, self.feed.batch)
         layers = [nn.Flatten(), nn.Linear(side * side, hidden), nn.ReLU(), nn.Linear(hidden, ACTIONS)]
         self.network = nn.Sequential(*layers).to(device)
@@ -140,13 +143,14 @@ def measure(
     folder: Path,
     kinds: Sequence[str] = KINDS,
     hidden: int = HIDDEN,
+    ahead: int = AHEAD,
 ) -> dict[str, dict[str, Any]]:
     """By kind of store."""
     num_windows = 8 * device_bytes // (8 * num_envs * (side * side + 8))
     found, first = {}, None
     for kind in kinds:
         tiers = tiers_of(kind, device_bytes, folder)
-        learner = Learner(backend, side, num_envs, num_windows, batch_size, tiers, hidden)
+        learner = Learner(backend, side, num_envs, num_windows, batch_size, tiers, hidden, ahead)
         losses = [learner.run(num_windows + 1, num_updates)]
         backend.synchronize()
         tiered = learner.store.tiered
@@ -188,6 +192,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=8, help="a window of 8 steps")
     parser.add_argument("--device-mb", type=int, default=1000)
     parser.add_argument("--hidden", type=int, default=HIDDEN, help="units; with more an update takes longer")
+    parser.add_argument("--ahead", type=int, default=AHEAD, help="batches that are under way")
     parser.add_argument("--name", help="of the results: replay_tiers_<name>_<device>.json")
     parser.add_argument("--folder", type=Path, help="of the files; a temporary one if not given")
     parser.add_argument("--out", type=Path)
@@ -196,7 +201,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="warpdrive-tiers-", dir=options.folder))
     try:
         sizes = (options.frames, options.envs, options.batch, options.device_mb * 10**6, options.updates)
-        results = measure(backend, *sizes, folder, hidden=options.hidden)
+        results = measure(backend, *sizes, folder, hidden=options.hidden, ahead=options.ahead)
         name = "_".join(filter(None, ["replay_tiers", options.name, backend.name]))
         write_report(name, backend, results, options.out)
     finally:
