@@ -89,6 +89,7 @@ TASKS = {
     "bit_flip": Task("bit_flip.yaml", at_least=0.95, figure="solved"),
     "bit_flip_without": Task("bit_flip.yaml", at_most=0.05, figure="solved", changed={"policy.agent.hindsight": "0"}),
     "memory_len": Task("memory_len.yaml", at_least=0.9),
+    "memory_len_lstm": Task("memory_len.yaml", at_least=0.9, changed={"policy.agent.model.type": "lstm"}),
     "memory_len_mlp": Task("memory_len.yaml", at_most=0.5, changed={"policy.agent.model": "{type: mlp}"}),
     "catch": Task("catch.yaml", at_least=0.9),
     "umbrella_length": Task("umbrella_length.yaml", at_least=0.85, num_episodes=5_000),

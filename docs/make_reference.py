@@ -204,8 +204,8 @@ def keys_of_model(cls: type) -> str:
 
 
 def model_section() -> str:
-    note = "The network, `type: mlp`, `gru` or `cnn`. `memory_size` and `sequence_length` are a GRU's, `conv` and "
-    note += "`dense_dim` a cnn's."
+    note = "The network, `type: mlp`, `gru`, `lstm` or `cnn`. `memory_size` and `sequence_length` are of `gru` and "
+    note += "`lstm`, `conv` and `dense_dim` of `cnn`."
     return f"## `{MODEL}`\n\n{note}\n\n{table(ModelConfig)}\n"
 
 

@@ -136,7 +136,7 @@ CONFIGS = [
           ("lr: 1e-3", "gamma: 1.5", "10: policy.tagger.gamma: expected a number from 0 to 1, got 1.5"),
           ("lr: 1e-3", "max_grad_norm: 0", "10: policy.tagger.max_grad_norm: expected a number above 0, got 0"),
           ("fc_dims: [32]", "type: mpl",
-           "12: policy.tagger.model.type: unknown network 'mpl'. Did you mean 'mlp'? (cnn, gru, mlp)"),
+           "12: policy.tagger.model.type: unknown network 'mpl'. Did you mean 'mlp'? (cnn, gru, lstm, mlp)"),
       ]],
     changed("seed: -1", "1e6", "1e6\n  seed: -1",
             "tag.yaml:8: trainer.seed: expected a whole number from 0 to 9223372036854775807, got -1"),
@@ -178,7 +178,7 @@ CONFIGS = [
             "tag.yaml:12: policy.tagger.model.conv: type: mlp does not read it. Leave it out, or take another type."),
     changed("cnn of a row", "fc_dims: [32]", "type: cnn",
             "tag.yaml:12: policy.tagger.model.type: a cnn needs an image, [height, width] or [height, width, "
-            "channels], and these agents observe [17]. Take mlp or gru."),
+            "channels], and these agents observe [17]. Take mlp, gru or lstm."),
     changed("batch of 7", "25000", "7",
             "tag.yaml:6: trainer.train_batch_size: 7 is no multiple of num_envs (100). The nearest that are: 100."),
     changed("samples", TAGGER, f"{PPO}7",

@@ -26,11 +26,15 @@ from warpdrive.errors import ConfigError
 SMALL = {"lr": 1e-3, "model": {"fc_dims": [8]}}
 REPLAY = {"learning_starts": 80, "buffer_size": 400, "batch_size": 16, "replay_ratio": 0.05} | SMALL
 SEQUENCES = {"burn_in": 2, "length": 4, "period": 2, "n_step": 1, "model": {"type": "gru", "memory_size": 8}}
+LSTM = {"model": {"type": "lstm", "memory_size": 8, "fc_dims": [8]}}
 POLICIES = {
-    **{name: SMALL for name in ("A2C", "IMPALA", "MAPPO", "OFFPPO", "PPO", "PQN")},
-    **{name: REPLAY for name in ("DDPG", "DQN", "IQN", "MASAC", "QMIX", "QRDQN", "SAC", "TD3", "VDN")},
+    **{name: SMALL for name in ("A2C", "IMPALA", "OFFPPO", "PPO", "PQN")},
+    "MAPPO": SMALL | LSTM,
+    **{name: REPLAY for name in ("DDPG", "DQN", "IQN", "MASAC", "QMIX", "QRDQN", "SAC", "TD3")},
+    "VDN": REPLAY | SEQUENCES | LSTM,
     "C51": REPLAY | {"noisy": True},
-    **{name: REPLAY | SEQUENCES for name in ("R2D2", "R2D3")},
+    "R2D2": REPLAY | SEQUENCES,
+    "R2D3": REPLAY | SEQUENCES | LSTM,
     **{
         name: REPLAY | SEQUENCES | {"num_arms": 3, "episodic_capacity": 5, "num_neighbours": 2}
         for name in ("AGENT57", "NGU")

@@ -42,7 +42,8 @@ def find_algorithm(name: str) -> tuple[type, type]:
 
 def check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
     """Raises EnvError where an algorithm cannot learn what a policy is to do."""
-    why = find_algorithm(config.algorithm)[0].why_not(config, spec)
+    kind = find_algorithm(config.algorithm)[0]
+    why = kind.why_not(config, spec) or (kind.why_no_memory(config) if config.model.remembers else None)
     if why is not None:
         raise EnvError(f"policy.{spec.name}: {class_name(config.algorithm)} {why}")
 

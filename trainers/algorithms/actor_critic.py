@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from trainers import torch_later as torch
-from trainers.algorithms.algorithm import State
+from trainers.algorithms.algorithm import LEARNS_FROM_STEPS, State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from trainers.settings.config import ModelConfig
 from warpdrive.config import Between, Count, Number, Positive
@@ -119,9 +119,11 @@ class ActorAndCritics(OffPolicy):
         space = spec.action_space
         if hasattr(space, "low") and not has_bounds(space):
             return "squashes actions into their Box, and a number of this one has no bound. Give it one, or take PPO."
-        if config.model.type == "gru":
-            return "learns from single steps, which a GRU cannot. Take model.type: mlp, or PPO."
         return super().why_not(config, spec)
+
+    @classmethod
+    def why_no_memory(cls, config: ActorAndCriticsConfig) -> str:
+        return LEARNS_FROM_STEPS.format("PPO")
 
     @classmethod
     def num_bytes(

@@ -26,6 +26,8 @@ Figures = Mapping[str, "torch.Tensor | float"]
 """By metric: what is reported as train/<policy>/<metric>; reading a tensor waits for the update."""
 State = Mapping[str, Mapping[str, "torch.Tensor"]]
 """By file of a checkpoint and name: live tensors."""
+LEARNS_FROM_STEPS = "learns from single steps, which a memory cannot. Take model.type: mlp, or {}."
+"""Why an algorithm takes no network that remembers; with the name of one that does."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,11 @@ class Algorithm:
     @classmethod
     def why_not(cls, config: PolicyConfig, spec: GroupSpec) -> str | None:
         """Why it cannot learn here, as the end of a sentence with a way out; None if it can."""
+        return None
+
+    @classmethod
+    def why_no_memory(cls, config: PolicyConfig) -> str | None:
+        """Why not with a network that remembers, likewise."""
         return None
 
     @classmethod

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from trainers import torch_later as torch
-from trainers.algorithms.algorithm import Figures, State
+from trainers.algorithms.algorithm import LEARNS_FROM_STEPS, Figures, State
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.settings.config import ActorCriticConfig
 from warpdrive.config import Between, Fraction, Number, Positive, Size
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
-    from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
 
 
@@ -113,10 +112,8 @@ class IMPALA(OnPolicy):
             self.past = {name: torch.stack([one] * (config.policy_lag + 1)) for name, one in kept.items()}
 
     @classmethod
-    def why_not(cls, config: IMPALAConfig, spec: GroupSpec) -> str | None:
-        if config.model.type == "gru":
-            return "makes values anew from single steps, which a GRU cannot. Take model.type: mlp, or PPO."
-        return None
+    def why_no_memory(cls, config: IMPALAConfig) -> str:
+        return LEARNS_FROM_STEPS.format("PPO")
 
     @classmethod
     def num_bytes(

@@ -22,7 +22,7 @@ class MAPPOModelConfig(ModelConfig):
     """`policy.<name>.model:` with `algorithm: MAPPO`."""
 
     sequence_length: Count | None = 10
-    """Steps through which a GRU's gradient runs, a divisor of the steps of an iteration; nothing: all of them."""
+    """Steps through which a memory's gradient runs, a divisor of the steps of an iteration; nothing: all of them."""
 
 
 @dataclass(frozen=True)

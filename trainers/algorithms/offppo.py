@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainers import torch_later as torch
-from trainers.algorithms.algorithm import START, Clock, Figures
+from trainers.algorithms.algorithm import LEARNS_FROM_STEPS, START, Clock, Figures
 from trainers.algorithms.on_policy import MAX_SAMPLES, OnPolicy, bytes_of_whole
 from trainers.algorithms.ppo import PPO, PPOConfig, ppo_loss, value_loss
 from warpdrive.config import Count
@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
-    from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.networks.features import Features
     from trainers.networks.policy import Policy
@@ -95,10 +94,8 @@ class OFFPPO(PPO):
         """[3]: rows drawn in this update, those of them that counted, and how many iterations ago these were played."""
 
     @classmethod
-    def why_not(cls, config: OFFPPOConfig, spec: GroupSpec) -> str | None:
-        if config.model.type == "gru":
-            return "learns from single steps, which a GRU cannot. Take model.type: mlp, or PPO."
-        return super().why_not(config, spec)
+    def why_no_memory(cls, config: OFFPPOConfig) -> str:
+        return LEARNS_FROM_STEPS.format("PPO")
 
     @classmethod
     def num_bytes(

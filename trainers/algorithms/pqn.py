@@ -120,7 +120,7 @@ class PQN(OnPolicy):
 
     @classmethod
     def why_not(cls, config: PQNConfig, spec: GroupSpec) -> str | None:
-        return why_no_q_values(config, spec, from_sequences=True)
+        return why_no_q_values(spec)
 
     def loss_of_kernels(self) -> dict[str, Constant]:
         return {"IS_PPO": False, "MAX_LOG_RATIO": 0.0, "CLIPS_VALUE": False, "HUBER_DELTA": 0.0}

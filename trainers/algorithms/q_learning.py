@@ -13,17 +13,11 @@ if TYPE_CHECKING:
     from trainers.experience.spec import GroupSpec
 
 
-def why_no_q_values(config: PolicyConfig, spec: GroupSpec, from_sequences: bool = False) -> str | None:
-    """Why an algorithm that gives each action a value cannot learn here; see `Algorithm.why_not`.
-
-    Args:
-        from_sequences: whether it learns from steps in a row, which a network that remembers needs.
-    """
+def why_no_q_values(spec: GroupSpec) -> str | None:
+    """Why an algorithm that gives each action a value cannot learn here; see `Algorithm.why_not`."""
     if not hasattr(spec.action_space, "n"):
         kind = type(spec.action_space).__name__
         return f"chooses from one list of actions (Discrete), and these agents act in a {kind}. Take PPO."
-    if config.model.type == "gru" and not from_sequences:
-        return "learns from single steps, which a GRU cannot. Take model.type: mlp, or R2D2."
     return None
 
 

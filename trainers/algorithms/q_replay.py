@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from trainers import torch_later as torch
-from trainers.algorithms.algorithm import START, Clock, Figures, State
+from trainers.algorithms.algorithm import LEARNS_FROM_STEPS, START, Clock, Figures, State
 from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from trainers.algorithms.q_learning import begin_epsilon, set_epsilon, why_no_q_values
 from warpdrive.config import Between, Number, Positive, Schedule
@@ -164,7 +164,11 @@ class QReplay(OffPolicy):
 
     @classmethod
     def why_not(cls, config: QReplayConfig, spec: GroupSpec) -> str | None:
-        return why_no_q_values(config, spec) or super().why_not(config, spec)
+        return why_no_q_values(spec) or super().why_not(config, spec)
+
+    @classmethod
+    def why_no_memory(cls, config: QReplayConfig) -> str | None:
+        return LEARNS_FROM_STEPS.format("R2D2")
 
     @classmethod
     def num_bytes(

@@ -38,7 +38,7 @@ class QSequencesConfig(QReplayConfig):
 
     burn_in: Annotated[int, Between(0, 2_000)] = 10
     """Steps of a sequence that bring its memory up to date, and are not learned from. This and the keys that follow are
-    read by a network that remembers alone: model.type: gru."""
+    read by a network that remembers alone: model.type: gru or lstm."""
     length: Annotated[int, Between(1, 2_000)] = 20
     """Steps of a sequence that are learned from, after these."""
     period: Count = 10
@@ -51,7 +51,7 @@ class QSequencesConfig(QReplayConfig):
     @property
     def from_sequences(self) -> bool:
         """Whether sequences are learned from, and not single steps."""
-        return self.model.type == "gru"
+        return self.model.remembers
 
     @property
     def window_keys(self) -> Sequence[str]:
@@ -133,7 +133,11 @@ class QSequences(QReplay):
 
     @classmethod
     def why_not(cls, config: QSequencesConfig, spec: GroupSpec) -> str | None:
-        return why_no_q_values(config, spec, from_sequences=True)
+        return why_no_q_values(spec)
+
+    @classmethod
+    def why_no_memory(cls, config: QSequencesConfig) -> str | None:
+        return None if config.from_sequences else "learns from single steps, unless model.type is gru or lstm. Take it."
 
     def weight_of(self, batch: Any) -> torch.Tensor:
         return batch.valid * batch.weight if self.config.from_sequences else batch.weight

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
 @dataclass(frozen=True)
 class VDNConfig(TeamReplayConfig, QSequencesConfig):
     """`policy.<name>:` with `algorithm: VDN`. A transition is one of the whole team: `buffer_size` and `batch_size`
-    count env steps; with a GRU `batch_size` counts sequences of them."""
+    count env steps; with a memory `batch_size` counts sequences of them."""
 
     def window(self) -> Transitions | Sequences:
         return self.sequences("env") if self.from_sequences else super().window()

@@ -219,7 +219,7 @@ def observed(env: Env, name: str) -> dict[str, Any]:
 
 
 def _drop_critic(policy: Policy) -> None:
-    """Takes away what only the value needs, in networks built as MLP, GRU and CNN are; others keep it."""
+    """Takes away what only the value needs, in networks built as those of this project are; others keep it."""
     network = policy.network
     policy.value_norm = policy.critic_norm = None
     if not isinstance(getattr(network, "value_head", None), nn.Linear):
@@ -228,8 +228,8 @@ def _drop_critic(policy: Policy) -> None:
     for name in ("value_head", "critic_trunk", "critic_encoder"):
         if hasattr(network, name):
             setattr(network, name, None)
-    if policy.memory_size:
-        network.critic_cell, network.memory_size = None, network.cell.hidden_size
+    if getattr(network, "critic_cell", None) is not None:
+        network.critic_cell, network.memory_size = None, network.memory_size // 2
 
 
 def _slot(name: str, shape: Sequence[int], dtype: Any, meaning: str) -> Slot:

@@ -144,7 +144,7 @@ def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
         if why := _why_no_convolution(request, limits, element_bytes):
             return why
     elif request.network not in (MLP, GRU):
-        return f"the network is a {request.network.__name__}, and fused kernels serve model.type mlp, gru and cnn"
+        return f"its network is {request.network.__name__}, and fused kernels serve model.type mlp, gru and cnn"
     if request.memory_size and (why := why_no_cell(request.memory_size, limits, element_bytes)):
         return why
     if request.gives_values and request.memory_size:

@@ -31,7 +31,7 @@ def walk_by_kernels(learner: QReplay) -> bool:
     element_bytes = 4 if stage.precision == fused.FULL_PRECISION else 2
     walk = Walk(learner.group.rollout.env.backend, stage.limits, element_bytes)
     for module in (*learner.learned.modules(), *learner.target.modules()):
-        if isinstance(module, GRU) and not why_no_cell(module.cell.hidden_size, stage.limits, element_bytes):
+        if type(module) is GRU and not why_no_cell(module.cell.hidden_size, stage.limits, element_bytes):
             module.walk, is_any = walk, True
     return is_any
 

@@ -18,13 +18,16 @@ class GRU(nn.Module):
     What it remembers, `memory` [N, memory_size], is zero at the start of an episode, and of an agent that is out of the
     game, also when it comes back.
 
-    Args: as MLP's; `config.memory_size` is the size of each cell.
+    Args: as MLP's; `config.memory_size` is the units of each cell.
 
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
 
     sees = "rows"
-    walk: Callable[[nn.GRUCell, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    cell_type: type[nn.RNNCellBase] = nn.GRUCell
+    numbers_of_unit = 1
+    """That it remembers; the first of each is what other layers see."""
+    walk: Callable[[nn.RNNCellBase, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     """What goes through the steps of a sequence: `walk_by_steps`, or another that takes and gives the same."""
 
     def __init__(
@@ -34,12 +37,12 @@ class GRU(nn.Module):
         self.heads = dict(heads)
         self.activation = ACTIVATIONS[config.activates]
         self.trunk, width = make_trunk(config, inputs.num_features, generator)
-        self.cell = _gru_cell(width, config.memory_size, generator)
+        self.cell = self._make_cell(width, config.memory_size, generator)
         self.critic_trunk, width = make_critic_trunk(config, inputs, heads, generator)
-        self.critic_cell = None if width is None else _gru_cell(width, config.memory_size, generator)
+        self.critic_cell = None if width is None else self._make_cell(width, config.memory_size, generator)
         add_heads(self, dict.fromkeys(heads, config.memory_size), generator)
         self.sequence_length = config.sequence_length
-        self.memory_size = config.memory_size * (1 if self.critic_cell is None else 2)
+        self.memory_size = config.memory_size * self.numbers_of_unit * (1 if self.critic_cell is None else 2)
         self.walk = walk_by_steps
 
     encode = MLP.encode
@@ -67,31 +70,31 @@ class GRU(nn.Module):
             inputs.append(self.encode(self.critic_trunk, observation if critic_input is None else critic_input))
             cells.append(self.critic_cell)
         parts = memory.chunk(len(cells), dim=-1)
-        hidden = [self.walk(*one, starts) for one in zip(cells, inputs, parts, strict=True)]
-        return apply_heads(self, hidden[0], hidden[-1]), torch.cat([steps[-1] for steps in hidden], dim=-1)
+        kept = [self.walk(*one, starts) for one in zip(cells, inputs, parts, strict=True)]
+        hidden = [one if self.numbers_of_unit == 1 else one[..., : self.cell.hidden_size] for one in kept]
+        return apply_heads(self, hidden[0], hidden[-1]), torch.cat([steps[-1] for steps in kept], dim=-1)
+
+    def _make_cell(self, num_in: int, size: int, generator: torch.Generator | None) -> nn.RNNCellBase:
+        with torch.random.fork_rng(devices=()):  # as in `linear`
+            cell = self.cell_type(num_in, size)
+        for name, parameter in cell.named_parameters() if generator is not None else ():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(parameter, 1.0, generator=generator)
+            else:
+                nn.init.zeros_(parameter)
+        return cell
 
 
 def walk_by_steps(
-    cell: nn.GRUCell, inputs: torch.Tensor, memory: torch.Tensor, starts: torch.Tensor | None
+    cell: nn.RNNCellBase, inputs: torch.Tensor, memory: torch.Tensor, starts: torch.Tensor | None
 ) -> torch.Tensor:
-    """What a cell remembers after each step of a sequence, [L, N, units].
+    """What a cell remembers after each step of a sequence, [L, N, numbers].
 
     Args:
-        inputs: [L, N, numbers]; memory [N, units] before the first step; starts as GRU.unroll's.
+        inputs: [L, N, features]; memory [N, numbers] before the first step; starts as GRU.unroll's.
     """
     seen = []
     for t, given in enumerate(inputs):
         memory = cell(given, memory if starts is None else memory * (~starts[t]).unsqueeze(-1))
         seen.append(memory)
     return torch.stack(seen)
-
-
-def _gru_cell(num_in: int, size: int, generator: torch.Generator | None) -> nn.GRUCell:
-    with torch.random.fork_rng(devices=()):  # as in `linear`
-        cell = nn.GRUCell(num_in, size)
-    for name, parameter in cell.named_parameters() if generator is not None else ():
-        if name.startswith("weight"):
-            nn.init.orthogonal_(parameter, 1.0, generator=generator)
-        else:
-            nn.init.zeros_(parameter)
-    return cell

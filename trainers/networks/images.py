@@ -37,7 +37,7 @@ def problem_of_images(conv: str, seen: Mapping[str, spaces.Box]) -> tuple[str, s
         shapes = " and ".join(str(list(space.shape)) for space in seen.values())
         return "type", (
             f"a cnn needs an image, [height, width] or [height, width, channels], and these agents observe {shapes}. "
-            "Take mlp or gru."
+            "Take mlp, gru or lstm."
         )
     for shape in images.values():
         height, width, *channels = shape

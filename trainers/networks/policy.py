@@ -17,7 +17,7 @@ from trainers.networks import make_network
 from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features
 from trainers.networks.normalise import ObservationNorm, RewardNorm, RunningMoments, ValueNorm
 from trainers.settings.config import PolicyConfig
-from trainers.settings.outside import is_outside
+from trainers.settings.outside import class_name, is_outside
 from warpdrive.env import Env
 from warpdrive.errors import ConfigError
 from warpdrive.layout import parts
@@ -35,7 +35,7 @@ class Policy(nn.Module):
     stand before the network, `value_norm` gives the value's unit (see ValueNorm), `reward_norm` is for training.
 
     Args:
-        network: MLP, GRU or one of your own.
+        network: of this package, or one of your own.
         head: what the network's outputs mean.
         config: which statistics it keeps; whether it sees its agents' numbers; whether its critic sees all.
         num_features: of the observation.
@@ -229,6 +229,8 @@ def _make_policy(spec: GroupSpec, config: PolicyConfig, generator: torch.Generat
     head = algorithm.head(config, spec.action_space)
     heads = algorithm.heads(config, head.num_outputs)
     network = make_network(config.model.type, config.model, inputs, heads, generator)
+    if network.memory_size and (why := algorithm.why_no_memory(config)):
+        raise ConfigError(f"{class_name(config.algorithm)} {why}")
     algorithm.finish(config, network, generator)
     if config.normalize_observation and network.sees == "arrays":
         raise ConfigError(

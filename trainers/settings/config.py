@@ -113,7 +113,7 @@ class ModelConfig:
     type: str = "mlp"
     """A file of trainers/networks, or "my_package.nets:Net" (own_network.md)."""
     fc_dims: tuple[Count, ...] = (64, 64)
-    """Width of each hidden layer, of mlp and gru."""
+    """Width of each hidden layer, of mlp, gru and lstm."""
     shared_trunk: bool = False
     """Whether action and value come from the same hidden layers."""
     critic_fc_dims: tuple[Count, ...] | None = None
@@ -129,15 +129,20 @@ class ModelConfig:
     dense_dim: Count | None = None
     """Width of the layer behind a cnn's convolutions, if it is another."""
     memory_size: Count = 64
-    """Numbers that a GRU remembers."""
+    """Units of a GRU or LSTM: a GRU remembers a number for each, an LSTM two."""
     sequence_length: Count | None = None
-    """Steps through which a GRU's gradient runs, a divisor of the steps of an iteration; all of them if not given."""
+    """Steps through which their gradient runs, a divisor of the steps of an iteration; all of them if not given."""
     log_std_init: float = 0.0
     """Logarithm of the standard deviation of Box actions at the start, in half widths of the Box: 0 is as wide."""
     squash_actions: bool = False
     """Whether the hyperbolic tangent brings Box actions into their bounds, where they are else clipped."""
     model_ckpt_filepath: PathName | None = None
     """A policy.<name>.safetensors to start from."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it is one of this project's recurrent networks."""
+        return self.type in ("gru", "lstm")
 
     @property
     def activates(self) -> Literal["relu", "tanh"]:
@@ -166,6 +171,7 @@ class ModelConfig:
 NOT_READ_BY = {
     "mlp": ("conv", "dense_dim", "memory_size", "sequence_length"),
     "gru": ("conv", "dense_dim"),
+    "lstm": ("conv", "dense_dim"),
     "cnn": ("fc_dims", "critic_fc_dims", "memory_size", "sequence_length"),
 }
 """By type of network: the keys of ModelConfig that are for others."""

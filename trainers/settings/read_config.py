@@ -310,7 +310,7 @@ class _Reader:
             self._add(f"{message} The nearest that can: {near}.", "policy", name, "batch_size")
         number, of_unit = trainer.train_batch_size * num_agents // num_gpus, 1
         what = "samples (train_batch_size x agents)"
-        if policy.model.type == "gru":
+        if policy.model.remembers:
             length = policy.model.sequence_length or trainer.num_steps
             if length < 1 or trainer.num_steps % length:
                 message = f"{length} does not divide the {trainer.num_steps} steps of an iteration. "
@@ -383,7 +383,7 @@ def _with_batch(trainer: TrainerConfig, policies: Sequence[PolicyConfig]) -> Tra
         return trainer
     min_batch = max((one.MIN_BATCH for one in policies), default=1)
     num_steps = max([-(-min_batch // trainer.num_envs), *(one.MIN_STEPS for one in policies)])
-    lengths = [one.model.sequence_length for one in policies if one.model.type == "gru"]
+    lengths = [one.model.sequence_length for one in policies if one.model.remembers]
     whole = math.lcm(*(length for length in lengths if length is not None))
     return dataclasses.replace(trainer, train_batch_size=-(-num_steps // whole) * whole * trainer.num_envs)
 

@@ -256,7 +256,7 @@ def test_apex_epsilons(tmp_path, device):
         ({"algorithm": "C51", "v_min": 3.0, "v_max": 3.0}, "v_min: 3 is not below v_max: 3."),
         ({"algorithm": "DQN", "noisy": True, "epsilon": 0.1}, "epsilon: noisy: true tries other actions by its noise,"),
         ({"algorithm": "IQN", "noisy": True, "epsilon_per_env": True}, "epsilon_per_env: noisy: true tries"),
-        ({"algorithm": "QRDQN", "model": {"type": "gru"}}, "algorithm: QRDQN learns from single steps, which a GRU"),
+        ({"algorithm": "QRDQN", "model": {"type": "gru"}}, "algorithm: QRDQN learns from single steps, which a memory"),
     ],
 )
 def test_what_it_cannot_do_is_told(tmp_path, policy, words):

@@ -200,7 +200,7 @@ def test_errors_become_priorities_and_weigh_the_loss(trainer, spoils):
     ("name", "model", "words"),
     [
         ("pendulum", {}, "policy.agent.algorithm: DQN chooses from one list of actions (Discrete), and "),
-        ("cartpole", {"type": "gru"}, "policy.agent.algorithm: DQN learns from single steps, which a GRU cannot."),
+        ("cartpole", {"type": "gru"}, "policy.agent.algorithm: DQN learns from single steps, which a memory cannot."),
     ],
 )
 def test_what_it_cannot_learn_is_told(tmp_path, name, model, words):

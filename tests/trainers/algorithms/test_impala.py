@@ -101,6 +101,6 @@ def test_it_reports_what_it_says_it_does(make):
 def test_a_gru_is_refused(tmp_path):
     policy = {"agent": {"algorithm": "IMPALA", "model": {"type": "gru"}}}
     trainer = {"total_timesteps": 100, "num_envs": 2, "train_batch_size": 20, "device": "cpu"}
-    words = "policy.agent.algorithm: IMPALA makes values anew from single steps, which a GRU cannot."
+    words = "policy.agent.algorithm: IMPALA learns from single steps, which a memory cannot."
     with pytest.raises(ConfigError, match="^" + re.escape(words)):
         read_config({"name": "cartpole", "trainer": trainer, "policy": policy})

@@ -156,7 +156,7 @@ def test_it_reports_what_it_says_it_does(make):
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        ({"model": {"type": "gru"}}, "policy.agent.algorithm: OFFPPO learns from single steps, which a GRU cannot."),
+        ({"model": {"type": "gru"}}, "policy.agent.algorithm: OFFPPO learns from single steps, which a memory cannot."),
         (
             {"num_epochs": 10},
             "policy.agent.max_times_sampled: each transition would be drawn 10 times in the mean, and may be at most 4 "

@@ -176,7 +176,7 @@ def test_noise_that_evaluation_plays_by_is_the_schedules_last(make):
     ("name", "model", "words"),
     [
         ("cartpole", {}, "policy.agent.algorithm: TD3 acts in a Box, and these agents act in a Discrete. Take SAC, "),
-        ("pendulum", {"type": "gru"}, "policy.agent.algorithm: TD3 learns from single steps, which a GRU cannot."),
+        ("pendulum", {"type": "gru"}, "policy.agent.algorithm: TD3 learns from single steps, which a memory cannot."),
         ("pendulum", {"log_std_init": -1.0}, "policy.agent.model.log_std_init: TD3 draws no actions. Set exploration_"),
     ],
 )

@@ -47,6 +47,9 @@ GRU = {"type": "gru", "memory_size": 6, "fc_dims": [8]}
 KINDS: dict[str, dict[str, Any]] = {
     "GRU": {"name": "recall:Recall", "policy": {"agent": {"model": GRU}}},
     "GRU, critic apart": {"name": "recall:Recall", "policy": {"agent": {"model": {**GRU, "shared_trunk": False}}}},
+    "LSTM, critic apart": {
+        "name": "recall:Recall", "policy": {"agent": {"model": {**GRU, "type": "lstm", "shared_trunk": False}}},
+    },
     "GRU, central critic": {"name": "recall:Recall", "policy": {"agent": {"central_critic": True, "model": GRU}}},
     "GRU, masks, critic apart": {
         "name": "locks:Locks",

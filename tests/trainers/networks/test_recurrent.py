@@ -1,13 +1,18 @@
 """Policies that remember: what they learn with it, and that training sees the memory that play had."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from trainers.experience.group_rollout import GroupRollout
+from trainers.networks.features import Inputs
 from trainers.networks.gru import GRU
+from trainers.networks.lstm import LSTM
+from trainers.settings.config import ModelConfig
 from trainers.trainer import Trainer
+from warpdrive.errors import ConfigError
 
 NUM_STEPS, NUM_ENVS, NUM_AGENTS, LENGTH = 12, 12, 2, 4
 """Of a rollout; LENGTH steps are a sequence."""
@@ -15,6 +20,8 @@ PLAIN = {"type": "gru", "fc_dims": [8], "memory_size": 5, "sequence_length": LEN
 POLICIES = {
     "one trunk": {"model": PLAIN},
     "a trunk each": {"model": {**PLAIN, "shared_trunk": False, "layer_norm": True}},
+    "LSTM": {"model": {**PLAIN, "type": "lstm"}},
+    "LSTM, a trunk each": {"model": {**PLAIN, "type": "lstm", "shared_trunk": False}},
     "all that changes inputs": {"model": PLAIN, "central_critic": True, "agent_id": True, "normalize_observation": True,
                                 "normalize_return": True},
 }  # fmt: skip
@@ -37,7 +44,7 @@ def all_units(group: GroupRollout) -> torch.Tensor:
     return torch.arange(group.num_units, device=group.advantage.device)
 
 
-@pytest.mark.parametrize(("network", "can_recall"), [("gru", True), ("mlp", False)])
+@pytest.mark.parametrize(("network", "can_recall"), [("gru", True), ("lstm", True), ("mlp", False)])
 def test_a_sign_shown_once_is_recalled_by_a_memory_and_by_nothing_else(make_recall, network, can_recall):
     """Right half the time is 0.5; to be right always, what was seen 5 steps ago must be known."""
     model = {"type": network, "fc_dims": [16], "activation": "tanh"} | ({"memory_size": 16} if can_recall else {})
@@ -74,10 +81,10 @@ def test_training_recomputes_what_the_rollout_produced(make_recall, policy):
     torch.testing.assert_close(samples.value, group.value[:-1].flatten()[samples.index], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("length", [LENGTH, 1])
-def test_who_comes_back_into_the_game_remembers_nothing(make_trainer, length):
+@pytest.mark.parametrize(("network", "length"), [("gru", LENGTH), ("gru", 1), ("lstm", LENGTH)])
+def test_who_comes_back_into_the_game_remembers_nothing(make_trainer, network, length):
     """Nor what it saw while it was out: all rows agree with what was played, in sequences and at their starts."""
-    policy = {"algorithm": "PPO", "model": {**PLAIN, "sequence_length": length}}
+    policy = {"algorithm": "PPO", "model": {**PLAIN, "type": network, "sequence_length": length}}
     how = {"seed": 2, "episode_length": 50, "comes_back": True}
     trainer = make_trainer("climbers.climbers:Climbers", {"shared": policy}, NUM_ENVS, NUM_STEPS, **how)
     network = trainer.policies["shared"].network
@@ -96,6 +103,32 @@ def test_who_comes_back_into_the_game_remembers_nothing(make_trainer, length):
         log_prob, _, value = group.policy.evaluate(samples)
     torch.testing.assert_close(log_prob, samples.log_prob, rtol=0, atol=1e-5)
     torch.testing.assert_close(value, samples.value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_critic_cell", [False, True])
+def test_an_lstm_is_torchs(has_critic_cell):
+    """What nn.LSTM gives for each episode: one of 3 steps, that goes on from a memory, and one of 4 behind it."""
+    config = ModelConfig("lstm", (), memory_size=5, shared_trunk=not has_critic_cell)
+    inputs = Inputs(3, None, {})
+    network = LSTM(config, inputs, {"policy": 2, "value": 1}, torch.Generator().manual_seed(1))
+    observation, memory = torch.randn(7, 2, 3), torch.randn(2, network.memory_size)
+    starts = torch.zeros(7, 2, dtype=torch.bool)
+    starts[3] = True
+    found, after = network.unroll(observation, None, memory, starts)
+    cells = {"policy": network.cell, "value": network.critic_cell or network.cell}
+    parts = memory.chunk(2 if has_critic_cell else 1, -1)
+    assert network.memory_size == 10 * len(parts)
+    ends = []
+    for (head, cell), part in zip(cells.items(), (parts[0], parts[-1]), strict=True):
+        theirs = torch.nn.LSTM(3, 5)
+        theirs.load_state_dict({f"{name}_l0": one for name, one in cell.state_dict().items()})
+        first, _ = theirs(observation[:3], tuple(one.unsqueeze(0).contiguous() for one in part.chunk(2, -1)))
+        second, end = theirs(observation[3:])
+        layer = getattr(network, f"{head}_head")
+        torch.testing.assert_close(found[head], layer(torch.cat([first, second])), rtol=0, atol=1e-6)
+        ends.append(torch.cat(end, -1)[0])
+    torch.testing.assert_close(after, torch.cat(ends[: len(parts)], -1), rtol=0, atol=1e-6)
+    assert torch.equal(network.cell.bias_ih.data, torch.tensor([0.0] * 5 + [1.0] * 5 + [0.0] * 10))
 
 
 def gru_by_hand(network: GRU, observation: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -216,3 +249,23 @@ def test_each_sequence_of_each_env_is_learned_from_once_an_epoch(make_recall, mo
             seen |= set(zip((step[0] // LENGTH).tolist(), env[0].tolist(), agent[0].tolist(), strict=True))
         assert len(seen) == num_sequences * NUM_AGENTS
     assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm", "way_out"),
+    [
+        ("cartpole", "DQN", "DQN learns from single steps, which a memory cannot. Take model.type: mlp, or R2D2."),
+        ("cartpole", "SAC", "SAC learns from single steps, which a memory cannot. Take model.type: mlp, or PPO."),
+        ("cartpole", "OFFPPO", "OFFPPO learns from single steps, which a memory cannot. "),
+        ("cartpole", "IMPALA", "IMPALA learns from single steps, which a memory cannot. "),
+        ("simple_spread", "VDN", "VDN learns from single steps, unless model.type is gru or lstm."),
+    ],
+)
+def test_a_memory_from_outside_is_refused_where_single_steps_are_learned_from(
+    make_trainer, monkeypatch, env, algorithm, way_out
+):
+    """Only what it is made of tells that it remembers: its name does not."""
+    monkeypatch.setattr("trainers.networks.gru.Outside", type("Outside", (GRU,), {}), raising=False)
+    policy = {"agent": {"algorithm": algorithm, "model": {"type": "trainers.networks.gru:Outside"}}}
+    with pytest.raises(ConfigError, match=re.escape(way_out)):
+        make_trainer(env, policy, 4, 4)
