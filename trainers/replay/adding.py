@@ -170,6 +170,8 @@ class Adding:
         return self.window[name]
 
     def _fitting(self, name: str, found: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if not isinstance(found, torch.Tensor):
+            raise ShapeError(f"the window's '{name}' is a {type(found).__name__}. Give a tensor of the store's device.")
         if tuple(found.shape) != shape or found.dtype != dtype:
             raise ShapeError(
                 f"the window's '{name}' is {list(found.shape)} {_word(found.dtype)}, and the store keeps "

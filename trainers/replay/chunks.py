@@ -293,16 +293,16 @@ class Addition:
 # ---------------------------------------------------------------------------------------------------- files
 
 
-def check_sums(folder: Path, listing: Listing) -> None:
+def check_sums(folder: Path, listing: Listing, way_out: str = WAYS_OUT) -> None:
     """Raises CheckpointError if a file of a checkpoint in `folder` is missing, or is not what was written."""
     for part in listing.parts:
         path = folder / REPLAY / part.name
-        with _opened(path) as file:
+        with _opened(path, way_out) as file:
             size = os.fstat(file.fileno()).st_size
             if size != part.bytes:
-                raise CheckpointError(f"{path}: damaged: {size} bytes of {part.bytes}. {WAYS_OUT}")
+                raise CheckpointError(f"{path}: damaged: {size} bytes of {part.bytes}. {way_out}")
             if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
-                raise CheckpointError(f"{path}: damaged: it is not what was written. {WAYS_OUT}")
+                raise CheckpointError(f"{path}: damaged: it is not what was written. {way_out}")
 
 
 def _check_tensors(
@@ -357,8 +357,8 @@ def fill(store: ReplayStore, folder: Path, listing: Listing, cut: Cut | None = N
     store.num_steps_added = listing.num_steps
 
 
-def _opened(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
-    return opened(path, 3, path, WAYS_OUT)
+def _opened(path: Path, way_out: str = WAYS_OUT) -> contextlib.AbstractContextManager[BinaryIO]:
+    return opened(path, 3, path, way_out)
 
 
 def _moved(path: Path, place: int, begin: int, end: int) -> Part:

@@ -75,7 +75,8 @@ def export_dataset(saved: Checkpoint, name: str, folder: Path) -> Listing:
         except (ValueError, KeyError, TypeError):
             raise CheckpointError(f"{saved.path}: its manifest describes no store. Use an older checkpoint.") from None
         if saved.replay[one].gaps:
-            raise CheckpointError(f"{saved.path}: of {one} files hold not all steps, as a dataset must. Admit all.")
+            told = f"{saved.path}: of {one} files hold not all steps, as a dataset must"
+            raise CheckpointError(f"{told}. Use a run without tiers, or one that admits all and lost no file.")
         check_sums(place, saved.replay[one])
     listings = [saved.replay[one] for one in names]
     if len({(one.num_steps, *((part.begin, part.end) for part in one.parts)) for one in listings}) > 1:
@@ -129,7 +130,7 @@ def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
     listing, layout, small = _told_of(folder)
     store = ReplayStore.of_layout(layout, backend, seed)
     chunks, listings = Chunks({STEPS: store}), {STEPS: listing}
-    check_sums(folder, listing)
+    check_sums(folder, listing, WAY_OUT)
     chunks.check_fits(folder, listings, is_of_run=False)
     content = read(folder / SMALL)
     if sha256(content) != small:

@@ -189,7 +189,8 @@ class Filed:
         except OSError as error:
             why = disk.why_not_written(error, self.folder, self._num_bytes(start, end))
             dropped = f"{self.folder}: steps of {self.name} were dropped: {why}"
-            self._trouble = f"{dropped}. Training goes on without them. Make room: the next may fit."
+            way_out = "Make room: the next may fit" if error.errno in disk.FULL else "Mend that: the next are kept"
+            self._trouble = f"{dropped}. Training goes on without them. {way_out}."
             self.num_dropped += end - start
 
     def _drop(self, chunks: frozenset[int]) -> None:

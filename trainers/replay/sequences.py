@@ -14,6 +14,7 @@ from trainers.replay.windows import (
     Axis,
     axes_of,
     batch_of,
+    check_window,
     is_whole,
     lanes_for,
     powers_of,
@@ -51,6 +52,7 @@ class Sequences:
         for name, least in (("length", 1), ("burn_in", 0), ("period", 1), ("n_step", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: {getattr(self, name)} is less than {least}. Take at least {least}.")
+        check_window(self.axis, self.gamma)
 
     @property
     def behind(self) -> int:
@@ -70,7 +72,7 @@ class Sequences:
         if layout.num_slots < needed:
             raise ConfigError(
                 f"{told} takes {needed} steps of an env with its period of {self.period}, and the store keeps "
-                f"{layout.num_slots}. Raise its capacity to {needed * layout.num_envs:,} at least."
+                f"{layout.num_slots}. Raise its capacity to {layout.capacity_of(needed, self.period):,} at least."
             )
         if layout.num_slots % self.period:
             raise ConfigError(

@@ -127,6 +127,11 @@ class Layout:
         """What is known after a step, too, and so has a next one."""
         return [one for one in self.fields if one.extra and one.name != MASK]
 
+    def capacity_of(self, num_slots: int, period: int = 1) -> int:
+        """Env steps over all envs of a store of so many slots at least: in whole windows, and periods."""
+        whole = math.lcm(self.num_steps, period)
+        return -(-num_slots // whole) * whole * self.num_envs
+
     def is_asked(self, field: Field) -> bool:
         """Whether most windows ask for a field: those may be in records."""
         named = {REWARD, ACTION, ACTIVE, SURVIVED, MASK, *(one.name for one in self.observations)}

@@ -262,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(256) count_uses(
 // ---- new priorities
 
 // What a batch gives item i, if it has one. All of it is read at once, and by whoever can before the block waits for
-// its threads: no read then waits for another.
+// its threads: no read then waits for another. An index of no leaf comes with a priority that is refused.
 struct Given {
     float priority = 0.0f;
     int leaf = -1;
@@ -272,8 +272,15 @@ struct Given {
     {
         if (i >= num_items) return;
         priority = priorities[i];
-        leaf = (int)index[i];
-        if (i + 1 < num_items) next = (int)index[i + 1];
+        leaf = leaf_at(index[i]);
+        if (i + 1 < num_items) next = leaf_at(index[i + 1]);
+        if (leaf < 0) priority = -1.0f;
+    }
+
+private:
+    static __device__ __forceinline__ int leaf_at(long long index)
+    {
+        return index >= 0 && index < NUM_LEAVES ? (int)index : -1;
     }
 };
 
@@ -349,7 +356,8 @@ extern "C" __global__ void __launch_bounds__(1024) set_any(
     }
     __syncthreads();
     for (long long i = threadIdx.x; i < num_items; i += blockDim.x) {
-        settle_leaf(tree, changes, (int)index[i], i, leaf_of(priority[i], alpha, epsilon));
+        given = Given(index, priority, i, num_items);
+        if (given.leaf >= 0) settle_leaf(tree, changes, given.leaf, i, leaf_of(given.priority, alpha, epsilon));
     }
     changes.end(tree);
 }
@@ -392,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(256) settle_any(
     changes.begin();
     if (is_halted != 0.0f) return;
     for (long long i = global_thread(); i < num_items;) {
-        settle_leaf(tree, changes, given.leaf, i, leaf_of(given.priority, alpha, epsilon));
+        if (given.leaf >= 0) settle_leaf(tree, changes, given.leaf, i, leaf_of(given.priority, alpha, epsilon));
         i += num_global_threads();
         given = Given(index, priority, i, num_items);
     }

@@ -234,7 +234,8 @@ class SumTree:
 
         Args:
             index: [B] int64 leaves; `in_order`: ascending, as a stratified batch is.
-            priority: [B] float32 >= 0. What is NaN or negative is not written, but noted in `refused`.
+            priority: [B] float32 >= 0. What is NaN or negative is not written, but noted in `refused`, as is what has
+                an index of no leaf.
             revives: whether items that cannot be drawn any more, whose leaf is 0, get one again.
         """
         number, kernels = len(index), ["set_sorted"]
@@ -273,13 +274,13 @@ class SumTree:
         """Waits for the device.
 
         Raises:
-            PriorityError: a priority was NaN or negative; names where.
+            PriorityError: a priority was NaN or negative, or of no item; names where.
         """
         item, leaf = self.refused.tolist()
         if item != NOTHING_REFUSED:
             raise PriorityError(
-                f"item {item} of a batch was given a priority that is NaN or negative, and kept the one it had. "
-                "Give numbers of at least 0: the size of its error, say."
+                f"item {item} of a batch was given a priority that is NaN or negative, and kept the one it had, or its "
+                "index is no item's. Give indices of a batch, and numbers of at least 0: the sizes of errors, say."
             )
         if leaf != NOTHING_REFUSED:
             slot, row = divmod(leaf, self.anchors.num_rows)

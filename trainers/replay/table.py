@@ -18,7 +18,7 @@ from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of
 from trainers.replay.windows import Transitions
 from warpdrive.backends.base import LaunchShape
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, ShapeError
 from warpdrive.function_manager import all_of
 
 if TYPE_CHECKING:
@@ -149,10 +149,18 @@ class Table:
 
         Args:
             index: [N] int64, of a batch; of equal ones the last counts. What has left by now gets none.
-            priority: [N] float32, at least 0. What is NaN or negative is not written; `raise_if_refused` tells.
+            priority: [N] float32, at least 0. What is NaN or negative is not written, nor what has an index of no item;
+                `raise_if_refused` tells.
         Raises:
             ConfigError: the table is not drawn from by priorities.
+            ShapeError: the two are something else.
         """
+        for what, one, dtype in (("index", index, torch.int64), ("priority", priority, torch.float32)):
+            if one.dtype != dtype or one.dim() != 1 or len(one) != len(index):
+                raise ShapeError(
+                    f"table '{self.name}': update got {what} {list(one.shape)} {one.dtype}. "
+                    f"Give [N] {dtype} of an index {list(index.shape)}.".replace("torch.", "")
+                )
         drawn = self._prepared.get(len(index))
         is_drawn = drawn is not None and index is drawn[1].index
         key = (len(index), is_drawn)
@@ -182,7 +190,7 @@ class Table:
         return tree.prepare_set(index, priority, self.selector.is_stratified if in_order is None else in_order)
 
     def raise_if_refused(self) -> None:
-        """Waits for the device. Raises PriorityError if a priority was NaN or negative; names where."""
+        """Waits for the device. Raises PriorityError if a priority was NaN, negative or of no item; names where."""
         if self.selector.tree is not None:
             self.selector.tree.raise_if_refused()
 

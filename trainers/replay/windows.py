@@ -65,6 +65,14 @@ def is_whole(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and dtype is not torch.bool
 
 
+def check_window(axis: str, gamma: float) -> None:
+    """Raises ConfigError where these are no axis, or no discount."""
+    if axis not in ("env", "agent"):
+        raise ConfigError(f"axis: '{axis}' is neither. Take \"agent\" or \"env\".")
+    if not 0 <= gamma <= 1:
+        raise ConfigError(f"gamma: {gamma} is no discount. Take 0 to 1.")
+
+
 def batch_of(layout: Layout, tensors: dict[str, torch.Tensor]) -> Batch:
     """Of the tensors of a window's `sizes`."""
     names = sorted(field.name for field in layout.observations)
@@ -94,6 +102,7 @@ class Transitions:
         for name in ("n_step", "stack"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is less than 1. Take at least 1.")
+        check_window(self.axis, self.gamma)
 
     @property
     def behind(self) -> int:
@@ -121,7 +130,7 @@ class Transitions:
         if layout.num_slots < needed:
             raise ConfigError(
                 f"a window of n_step {self.n_step} and stack {self.stack} takes {needed} steps of an env, and the "
-                f"store keeps {layout.num_slots}. Raise its capacity to {needed * layout.num_envs:,} at least."
+                f"store keeps {layout.num_slots}. Raise its capacity to {layout.capacity_of(needed):,} at least."
             )
 
     def constants(self) -> dict[str, Constant]:

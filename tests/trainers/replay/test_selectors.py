@@ -1,5 +1,6 @@
 """Who is drawn from a store: by priority, in order, each once a pass; at most so often, and not from old policies."""
 
+import re
 import shutil
 
 import numpy as np
@@ -16,7 +17,7 @@ from trainers.replay.selectors import Newest, Oldest, Prioritized, Uniform, With
 from trainers.replay.store import ReplayStore
 from trainers.replay.sum_tree import all_of
 from trainers.replay.windows import Transitions
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, ShapeError
 
 NUM_ENVS, NUM_STEPS, NUM_WINDOWS = 5, 4, 4
 SLOTS = NUM_STEPS * NUM_WINDOWS
@@ -179,6 +180,23 @@ def test_a_batch_may_come_back_after_its_items_have_left(backend):
     assert index.tolist() == list(range(5, 80))
     line.table.update(index.flip(0), torch.full((75,), 0.5, device=index.device))
     assert leaves[:80].tolist() == [0] * 5 + [1 << 19] * 75
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "words"),
+    [
+        (1, torch.float32, "table 'line': update got priority [1] float32. Give [N] float32 of an index [8]."),
+        (8, torch.float64, "update got priority [8] float64. Give [N] float32"),
+    ],
+)
+def test_priorities_that_do_not_fit_their_indices_are_told(backend, number, dtype, words):
+    line = Line(backend, Prioritized())
+    line.add()
+    batch = line.table.draw(8)
+    with pytest.raises(ShapeError, match=re.escape(words)):
+        line.table.update(batch.index, torch.ones(number, dtype=dtype, device=batch.index.device))
+    with pytest.raises(ShapeError, match="update got index .* int32. Give .N. int64"):
+        line.table.update(batch.index.int(), torch.ones(8, device=batch.index.device))
 
 
 def test_what_is_no_priority_is_named(backend):

@@ -35,7 +35,7 @@ def make(backend, capacity=24, fields=FIELDS, **more) -> ReplayStore:
         (lambda b: make(b, 20), "capacity 20 is no multiple of a window's 8 env steps (4 of 2 envs). Take 16 or 24."),
         (lambda b: make(b, 7), "capacity 7 is less than one window of 4 steps of 2 envs. Take at least 8."),
         (lambda b: make(b, 8).table("a", Uniform(), Transitions(n_step=4)),
-         "a window of n_step 4 and stack 1 takes 5 steps of an env, and the store keeps 4. Raise its capacity to 10"),
+         "a window of n_step 4 and stack 1 takes 5 steps of an env, and the store keeps 4. Raise its capacity to 16"),
         (lambda b: make(b, 24).table("a", Uniform(), Sequences(8, 4, 4)), "takes 16 steps of an env with its period"),
         (lambda b: make(b, 24).table("a", Uniform(), Sequences(3, 0, 5)), "keeps 12 steps of an env, which is no mult"),
         (lambda b: make(b, 24, [Field("x", extra=1)]).table("a", Uniform(), WINDOW), "the store keeps no 'reward'."),
@@ -43,6 +43,9 @@ def make(backend, capacity=24, fields=FIELDS, **more) -> ReplayStore:
         (lambda b: make(b).table("a", Uniform(), WINDOW).draw(8), "'a': a batch of 8 items, and 0 may be drawn"),
         (lambda b: make(b).table("a", Uniform(), WINDOW).prepare_draw(0), "a batch of 0 items. Take at least 1."),
         (lambda b: Transitions(n_step=0), "n_step: 0 is less than 1. Take at least 1."),
+        (lambda b: Transitions(axis="agents"), "axis: 'agents' is neither. Take \"agent\" or \"env\"."),
+        (lambda b: Sequences(axis="row"), "axis: 'row' is neither."),
+        (lambda b: Sequences(gamma=1.5), "gamma: 1.5 is no discount. Take 0 to 1."),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told_in_a_line(make_it, words):

@@ -190,6 +190,20 @@ def test_priorities_that_are_none_are_named_and_not_written(in_order, number, ba
 
 
 @pytest.mark.parametrize(("in_order", "number"), [(True, 8), (False, 8), (False, 5000)])
+def test_indices_of_no_item_are_named_and_nothing_of_them_is_written(in_order, number, backend):
+    tree = tree_of(MIDDLE, backend)
+    before = leaves_of(tree)
+    index = np.arange(number) + 100
+    index[[0, 1, -1]] = -(2**40), -1, 6500 + 2**33
+    set_to(tree, index, np.full(number, 2.0), in_order=in_order)
+    before[102 : 99 + number] = 2 * UNITS
+    assert np.array_equal(leaves_of(tree), before)
+    assert_sums(tree)
+    with pytest.raises(PriorityError, match="item 0 of a batch .* or its index is no item's. Give indices of a batch"):
+        tree.raise_if_refused()
+
+
+@pytest.mark.parametrize(("in_order", "number"), [(True, 8), (False, 8), (False, 5000)])
 def test_nothing_is_written_once_nothing_is_learned_any_more(in_order, number, backend):
     halted = torch.ones(1, device=backend.device)
     tree = tree_of(MIDDLE, backend, halted=halted)
