@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainers.algorithms import warnings_of
 from trainers.run.best import why_no_best
@@ -18,6 +19,10 @@ from trainers.settings.arguments import (
 )
 from warpdrive.config import to_plain
 from warpdrive.errors import ConfigError, tell
+
+if TYPE_CHECKING:
+    from trainers.settings.config import Config
+    from warpdrive.env import Env
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +41,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         try:
             config = config_of(find_config(name, folder), options, overrides)
             env = load_env(config.name, config.env)
+            check_tiers(config, env, name)
             why = why_no_best(config, env.groups)
             tell(f"{name}: ok" + ("" if why is None else f"; {why}"))
             for line in warnings_of(config, env):
@@ -45,6 +51,18 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     if wrong:
         raise ConfigError("\n".join(wrong))
     return 0
+
+
+def check_tiers(config: Config, env: Env, name: str) -> None:
+    """Raises ConfigError where what a policy keeps does not fit its tiers: how large it is, its networks tell."""
+    if not any(getattr(one, "tiers", None) for one in config.policy.values()):
+        return  # and torch need not be loaded
+    from trainers.run.estimate import estimate
+
+    try:
+        estimate(config, env)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def show(path: Path, options: argparse.Namespace, overrides: Overrides) -> int:
