@@ -307,7 +307,8 @@ def test_masks_agents_that_leave_and_several_agents_a_policy_beside_another_algo
     ("name", "policy", "words"),
     [
         ("two_signs:TwoSigns", {}, "policy.shared.algorithm: SAC acts in a Box or one list of actions (Discrete)"),
-        ("cartpole", {"model": {"type": "gru"}}, "policy.shared.algorithm: SAC learns from single steps, which a "),
+        ("cartpole", {"model": {"type": "gru"}},
+         "policy.shared.algorithm: SAC learns from single steps, which a memory cannot. Take model.type: mlp, or PPO."),
         ("cartpole", {"model": {"shared_trunk": True}}, "policy.shared.model.shared_trunk: critics of SAC have hidden"),
         ("odd_spaces:EndlessBox", {}, "policy.shared.algorithm: SAC squashes actions into their Box, and a number of "),
     ],

@@ -48,8 +48,8 @@ def test_several_configs_are_checked_at_once(tmp_path, capsys):
 
 def test_tiers_in_which_a_store_has_no_room_are_refused(tmp_path, capsys):
     """The size of what is kept is known once networks are."""
-    text = (EXAMPLES / "cartpole_dqn.yaml").read_text().replace("  agent:\n", "  agent:\n    tiers: {device: 20KB, pinned: 1GB}\n")
-    (tmp_path / "small.yaml").write_text(text)
+    tiers = "  agent:\n    tiers: {device: 20KB, pinned: 1GB}\n"
+    (tmp_path / "small.yaml").write_text((EXAMPLES / "cartpole_dqn.yaml").read_text().replace("  agent:\n", tiers))
     assert main(["config", "check", str(tmp_path / "small.yaml")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "small.yaml: policy.agent.tiers.device: of the device's 20.0 KB " in line and "Give it at least " in line
