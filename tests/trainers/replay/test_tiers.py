@@ -14,6 +14,7 @@ from programs import full_disk
 from replay_oracle import Kept, Played
 
 from trainers.replay import chunks, file_tier
+from trainers.replay import feed as feed_module
 from trainers.replay import store as store_module
 from trainers.replay.chunks import REPLAY, Chunks
 from trainers.replay.selectors import Newest, Prioritized, Uniform, WithoutReplacement
@@ -409,27 +410,38 @@ def test_rows_of_a_file_that_expires_while_they_are_read_are_read(tmp_path, back
 
 
 def test_what_counts_as_a_stall_is_that_the_learner_has_nothing_to_do(tmp_path, backend, monkeypatch):
-    """Reading takes 50 ms. The first batch is waited for; for the second a GPU, which has work for longer, does not."""
+    """Reading takes 50 ms from when it is waited for. So the first batch is; and the second, but for a GPU, which has
+    work for longer."""
     kept = make(backend, tmp_path)
     for _ in range(NUM_WINDOWS):
         kept.add()
     tiered = kept.store.tiered
     tiered.files.flush()
     feed = kept.store.table("all", Uniform(), WINDOW).feed(9, ahead=2)
-    read = file_tier.Filed.read
+    before = tiered.counters()  # envs may have waited for files
+    waits, reads, awaited, may_read = feed_module.wait, feed._read, set(), threading.Semaphore(0)
 
-    def slowly(*arguments):
+    def waited(readings, seconds):
+        if not awaited.issuperset(readings):
+            may_read.release()
+        awaited.update(readings)
+        return waits(readings, seconds)
+
+    def read(slot):
+        assert may_read.acquire(timeout=60)
         time.sleep(0.05)
-        return read(*arguments)
+        reads(slot)
 
-    monkeypatch.setattr(file_tier.Filed, "read", slowly)
+    monkeypatch.setattr(feed_module, "wait", waited)
+    monkeypatch.setattr(feed, "_read", read)
+    backend.synchronize()
     feed.begin(2)
     feed.take()
-    assert tiered.counters()["stalls"] == 1
-    assert tiered.counters()["stall_seconds"] > 0.03
+    assert tiered.counters()["stalls"] == before["stalls"] + 1
+    assert tiered.counters()["stall_seconds"] > before["stall_seconds"] + 0.03
     backend.synchronize()
     if backend.name == "cuda":
         torch.cuda._sleep(10**9)  # of its clock
     feed.take()
-    assert tiered.counters()["stalls"] == (2 if backend.name == "cpu" else 1)
+    assert tiered.counters()["stalls"] == before["stalls"] + (2 if backend.name == "cpu" else 1)
     assert tiered.counters()["fetched"] == 2
