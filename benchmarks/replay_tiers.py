@@ -7,9 +7,9 @@ python benchmarks/replay_tiers.py --device cuda --device-mb 250 --batch 256 --up
                                                     # updates that take as long as a disk needs for a batch, or longer
 
 Of each: whether the losses of a small Q-network are those of the first, bit for bit (uniform draws). And, after the
-ring has gone round once: how long an update takes; how often, and which part of the time, the host waited for items or
-files; and the bytes that were written to files, over those that went down to them. The same window is added over and
-over, changed a little.
+ring has gone round once: how long an update takes; how often, and which part of the time, the learner waited for items,
+or envs for files; and the bytes that were written to files, over those that went down to them. The same window is
+added over and over, changed a little.
 
     device   all of it on the device
     pinned   an eighth; the rest in pinned host memory

@@ -353,6 +353,21 @@ def demand() -> str:
     return f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}\n\n{together}"
 
 
+def tiers() -> str:
+    """Updates from a store in tiers: read as fast as can be, and at a pace that files keep."""
+    found = []
+    for name in ("replay_tiers_cuda", "replay_tiers_paced_cuda"):
+        report, rows = report_of(name), []
+        for kind, one in report["results"].items():
+            stalled = f"{100 * one['stalled']:.1f} %" if "stalled" in one else "-"
+            files = f"{one['MB_a_second_from_files'] / 1e3:.1f} GB/s" if kind == "file" else "-"
+            is_same = "yes" if one["same_losses"] else "no"
+            rows.append((kind, f"{one['us_an_update'] / 1e3:.1f} ms", stalled, files, is_same))
+        names = ("kept in", "an update takes", "waited for", "read from files", "the same losses, bit for bit")
+        found.append(f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}")
+    return "\n\n".join(found)
+
+
 def buffer_size() -> str:
     """Scores of DQN over the number of transitions kept."""
     report = report_of("buffer_size_cpu")
@@ -371,6 +386,7 @@ def buffer_size() -> str:
 
 WRITTEN = (
     ("docs/replay.md", "demand", demand),
+    ("docs/replay.md", "tiers", tiers),
     ("docs/replay.md", "buffer sizes", buffer_size),
     ("README.md", "results", comparison),
     ("docs/results.md", "results", results),

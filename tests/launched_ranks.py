@@ -1,4 +1,4 @@
-"""Which processes a launcher started, what code of theirs begins with, and where a process listens."""
+"""Where two ranks run, which processes a launcher started, what code of theirs begins with, and where one listens."""
 
 import contextlib
 import re
@@ -7,7 +7,16 @@ import struct
 import subprocess
 from pathlib import Path
 
+import pytest
+import torch
+
 ROOT = Path(__file__).parents[1]
+
+needs_two_gpus = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason=f"needs 2 GPUs for NCCL, and there are {torch.cuda.device_count()}"
+)
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_two_gpus)]
+"""Of two ranks."""
 
 IMPORTS = f"""
 import os, signal, sys, time

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from compile_only import CompileOnlyBackend
+from launched_ranks import DEVICES
 from layered_q_ranks import CASES, learned_from_all
 from safetensors.torch import load_file
 
@@ -185,10 +186,7 @@ def test_the_loss_compiles_for_gpus(arch, tmp_path):
     assert {"q_loss", "add_up_gradient", "follow_parameters"} <= set(backend.compiled)
 
 
-needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_two_gpus)])
+@pytest.fixture(scope="module", params=DEVICES)
 def ranks(request, tmp_path_factory):
     """A folder with what layered_q_ranks.py writes of two ranks, and their device."""
     folder, device = tmp_path_factory.mktemp("ranks"), request.param

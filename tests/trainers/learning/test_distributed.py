@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launched_ranks import ranks_of
+from launched_ranks import DEVICES, ranks_of
 from safetensors.torch import load_file
 
 from trainers.cli import main
@@ -33,12 +33,6 @@ DOUBLE = [f"{name}, double" for name in NAMES]
 """Likewise; fused kernels never learn in double precision."""
 CUT = ["ppo with all statistics", "agents that leave", "fused kernels", "offppo"]
 """Runs of several minibatches an epoch: each rank makes its own."""
-
-needs_two_gpus = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason=f"needs 2 GPUs for NCCL, and there are {torch.cuda.device_count()}"
-)
-
-DEVICES = ["cpu", pytest.param("cuda", marks=needs_two_gpus)]
 
 
 @pytest.fixture(scope="module", params=DEVICES)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launched_ranks import DEVICES
 from replay_ranks import ITERATIONS, config_for, held_by
 from safetensors.torch import load_file
 
@@ -26,10 +27,9 @@ pytestmark = pytest.mark.alone
 
 SCRIPT = str(Path(__file__).parents[2] / "replay_ranks.py")
 NAME = "replay.tagger"
-needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_two_gpus)])
+@pytest.fixture(scope="module", params=DEVICES)
 def made(request, tmp_path_factory):
     """A folder with what replay_ranks.py writes; and what one rank held at the end of each run."""
     folder, device = tmp_path_factory.mktemp("ranks"), request.param
