@@ -3,6 +3,7 @@
 `python benchmarks/tables.py --check` writes nothing and exits 1 if they say anything else.
 """
 
+import re
 import sys
 
 import compare
@@ -236,10 +237,12 @@ def defaults() -> str:
     rows: dict[str, tuple[str, str, bool]] = {}
     for path in sorted(RESULTS.glob("defaults_*.json")):
         report = read(RESULTS, path.name)
-        for label, one in report["results"].items():
+        for line, one in report["results"].items():
+            label = as_users_write(line)
             cell = ", ".join(f"{group} {value:.1f}" for group, value in one.get("standard_errors", {}).items())
             if "score" in one:
-                cell = ", ".join(f"{score:.0f}" for score in sorted(run["agent"] for run in one["runs"]))
+                scores = sorted(run["agent"] for run in one["runs"])
+                cell = ", ".join(f"{score:z.{int(abs(score) < 20)}f}" for score in scores)
             reached.setdefault(label, {})["cpu" if report["backend"] == "cpu" else "cuda"] = cell
             *_, is_reached = rows.get(label, (True,))
             rows[label] = (f"{one['env_steps']:,}", f"{one['at_least']:g}", is_reached and one["missed"] is None)
@@ -257,6 +260,13 @@ def defaults() -> str:
         "H100, and precision the default.\n\n"
         + table("task", "env steps", "CPU", "GPU", "must reach", "by every seed", rows=cells)
     )
+
+
+def as_users_write(label: str) -> str:
+    """A row of defaults.py, whose overrides are of whichever groups there are; the number of envs is told anyway."""
+    row, *overrides = re.split(r", (?=trainer\.|policy\.)", label)
+    keys = [one.removeprefix("policy.").replace("=", ": ") for one in overrides if one.startswith("policy.")]
+    return ", ".join([row, *(f"`{key}`" for key in keys)])
 
 
 def torchrl(report: dict) -> str:
