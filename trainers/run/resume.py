@@ -61,7 +61,7 @@ def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
             if place == candidates[-1]:
                 found, way_out = found.removesuffix(f" {EMPTY}"), EMPTY if is_store_alone else "Train anew."
                 raise CheckpointError(f"{found} No checkpoint of this run is whole. {way_out}") from None
-            run.say(f"warning: {error} Going back to the one before.", style="yellow")
+            run.say(f"warning: {found} Going back to the one before.", style="yellow")
             continue
         changes = restore(trainer, saved)
         break
