@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -12,6 +13,9 @@ from torch import nn
 from trainers.learning.adam_kernels import AdamKernels, can_step
 from trainers.learning.distributed import world
 from trainers.learning.guard import Guard
+
+_BARE_STEP = inspect.unwrap(torch.optim.Adam.step)
+"""What torch wraps around it loads its compiler, which takes a second or two of a run's start."""
 
 
 class SafeAdam(torch.optim.Adam):
@@ -99,8 +103,15 @@ class SafeAdam(torch.optim.Adam):
             self._kernels.step()
         else:
             self._step_by_torch()
-        self.zero_grad(set_to_none=True)
+        for group in self.param_groups:  # torch's zero_grad loads its compiler, too
+            for parameter in group["params"]:
+                parameter.grad = None
         return self.check.norm.clone()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Adam's own, whatever the gradients are."""
+        _BARE_STEP(self)
 
     def _step_by_torch(self) -> None:
         check, gradients = self.check, [p.grad for p in self.parameters if p.grad is not None]
