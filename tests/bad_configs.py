@@ -210,6 +210,8 @@ CONFIGS = [
             "tag.yaml:9: policy.taggers: no agents are called 'taggers'. Did you mean 'tagger'? "
             "(tagger, runner, shared)\ntag.yaml:8: policy: no policy covers agents 'tagger' (3 "
             "agents). Add policy.tagger, or one for all, shared."),
+    changed("a key beside policies", "  tagger:", "  lr: 1e-3\n  tagger:",
+            "tag.yaml:9: policy.lr: is a key of each policy. Write policy.tagger.lr."),
     changed("shared", "tagger:", "shared:",
             "tag.yaml:9: policy.shared: covers all agents: there can be no other policy beside it. There is "
             "policy.runner: change that."),

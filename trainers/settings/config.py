@@ -52,7 +52,8 @@ class TrainerConfig:
     """Copies of the env that are stepped at once."""
     train_batch_size: Count | None = None
     """Env steps of one iteration, over all envs: each env makes train_batch_size / num_envs. If not given, as many as
-    the algorithms like: 2,000, and 20 of each env at least (A2C: 5); DQN's 256."""
+    the algorithms like: 2,000, and 20 of each env at least (A2C: 5); DQN's 256; and as many more as make it the same
+    of each env."""
     num_episodes: Count | None = None
     """Length of the run in whole episodes, over all envs. Give this or total_timesteps."""
     total_timesteps: Count | None = None

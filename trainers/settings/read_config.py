@@ -194,8 +194,11 @@ class _Reader:
         if not isinstance(section, Mapping):
             self._add(f"expected policies by name, got {shown(section)}", "policy")
             return {}
-        policies = {name: self._policy(name, one) for name, one in section.items()}
-        if env is not None:
+        misplaced = {*section} & {*self.known["policy.<name>"]} - ({*env.groups} if env is not None else set())
+        policies = {name: self._policy(name, one) for name, one in section.items() if name not in misplaced}
+        for key in sorted(misplaced):
+            self._add(f"is a key of each policy. Write policy.{next(iter(policies), SHARED)}.{key}.", "policy", key)
+        if env is not None and (policies or not misplaced):
             self._check_coverage(list(policies), env)
         return policies
 
