@@ -14,6 +14,6 @@ def test_a_row_is_trained_by_every_algorithm_at_default_keys_and_told(run, monke
         assert len(one["runs"]) == 2 and all(1 < found["agent"] <= 500 for found in one["runs"])
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "out")
     lines = tables.defaults().splitlines()
-    keys = "`trainer.train_batch_size: 80`, `num_minibatches: 2`"
-    assert [line.split(" | ")[0] for line in lines[-2:]] == [f"| cartpole {one}, 4 envs, {keys}" for one in ("A2C", "PPO")]
+    told = "4 envs, `trainer.train_batch_size: 80`, `num_minibatches: 2`"
+    assert [line.split(" | ")[0] for line in lines[-2:]] == [f"| cartpole {one}, {told}" for one in ("A2C", "PPO")]
     assert all(line.endswith("| 1000 | no |") for line in lines[-2:])
