@@ -15,7 +15,7 @@ from trainers.learning.distributed import world
 from trainers.learning.guard import Guard
 
 _BARE_STEP = inspect.unwrap(torch.optim.Adam.step)
-"""What torch wraps around it loads its compiler, which takes a second or two of a run's start."""
+"""What torch wraps around it loads its compiler, as `_without_compiler` tells."""
 
 
 class SafeAdam(torch.optim.Adam):

@@ -114,7 +114,7 @@ class Compiler:
             if not self.is_clang:  # these passes of g++ take such a local for unset all the same
                 flags += ["-fno-tree-fre", "-fno-tree-ccp"]
         elif variant.sanitize:
-            # Frames grow under a sanitizer, and so do its stacks. Optimised, large kernels take 20 times as long.
+            # Frames grow under a sanitizer, and so do its stacks. Optimised, large kernels take far longer.
             flags = [flag for flag in flags if "frame-larger-than" not in flag]
             flags += ["-O0", "-g", "-fno-omit-frame-pointer", f"-fsanitize={','.join(variant.sanitize)}"]
         else:
