@@ -265,8 +265,8 @@ def defaults() -> str:
 def as_users_write(label: str) -> str:
     """A row of defaults.py, whose overrides are of whichever groups there are; the number of envs is told anyway."""
     row, *overrides = re.split(r", (?=trainer\.|policy\.)", label)
-    keys = [one.removeprefix("policy.").replace("=", ": ") for one in overrides if not one.startswith("trainer.num_envs=")]
-    return ", ".join([row, *(f"`{key}`" for key in keys)])
+    told = (one for one in overrides if not one.startswith("trainer.num_envs="))
+    return ", ".join([row, *(f"`{one.removeprefix('policy.').replace('=', ': ')}`" for one in told)])
 
 
 def torchrl(report: dict) -> str:
