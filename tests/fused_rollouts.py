@@ -30,7 +30,7 @@ ROLLOUTS = {
             9, (40, 16), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),
             num_agents=5, num_envs=18,
         ),
-        replace(BY_PPO, normalize_observation=True, normalize_return=True, huber_delta=0.7),
+        replace(BY_PPO, normalize_observation=True, normalize_return=True, min_advantage_std=2.0, huber_delta=0.7),
         True,
     ),
     "ppo whose values move freely": (
@@ -261,10 +261,11 @@ def expect_gradient(learner: OnPolicy, rows: torch.Tensor) -> tuple[torch.Tensor
     log_prob, entropy, value = (one[rows] for one in group.evaluate())
     weight, advantage = take(group.weight), take(group.advantage)
     number = weight.sum().clamp_min(1)
-    if config.normalize_advantage:
-        mean = (advantage * weight).sum() / number
-        advantage = (advantage - mean) / (((advantage - mean).square() * weight).sum() / number).sqrt()
     mean, deviation = group.value_moments.cpu().double()
+    if config.normalize_advantage:
+        advantage = advantage - (advantage * weight).sum() / number
+        own = ((advantage.square() * weight).sum() / number).sqrt()
+        advantage = advantage / (max(own, config.min_advantage_std * deviation) if config.normalize_return else own)
     target = (take(learner.target) - mean) / deviation
     figures = {}
     if isinstance(config, A2CConfig):

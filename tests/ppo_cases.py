@@ -121,10 +121,11 @@ def update_plainly(learner: OnPolicy, policy: Policy, minibatches: list[torch.Te
     advantage, old_value, old_log_prob = (x.flatten() for x in (group.advantage, group.value[:-1], group.log_prob))
     active = torch.ones_like(advantage).bool() if group.active is None else group.active.flatten()
     judged = active | group.credits_team
-    target = advantage + old_value
+    target, least = advantage + old_value, 1e-8
     if config.normalize_return:  # the first mean and deviation, debiased, are plain ones
         deviation = target[judged].std(correction=0).clamp_min(0.01)
         target = (target - target[judged].mean()) / deviation
+        least = max(least, config.min_advantage_std * deviation)
     huber_delta = getattr(config, "huber_delta", None) or torch.inf
     optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5)
     steps = []
@@ -139,7 +140,7 @@ def update_plainly(learner: OnPolicy, policy: Policy, minibatches: list[torch.Te
             value = evaluate(policy, group, of_value)[2] if group.credits_team else value
         aim, old, gain = target[of_value], old_value[of_value], advantage[rows]
         if config.normalize_advantage:
-            gain = (gain - gain.mean()) / (gain.std(correction=0) + 1e-8)
+            gain = (gain - gain.mean()) / gain.std(correction=0).clamp_min(least)
         ratio = (log_prob - old_log_prob[rows]).exp()
         if isinstance(config, PPOConfig):
             loss = -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)

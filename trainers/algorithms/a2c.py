@@ -38,6 +38,9 @@ class A2CConfig(ActorCriticConfig):
     """Weight of the value loss, the mean squared error (without the half that some write before it)."""
     normalize_advantage: bool = True
     """Whether advantages are brought to mean 0 and standard deviation 1 before each update."""
+    min_advantage_std: Annotated[float, Between(0)] = 0.5
+    """As of every critic's advantages, but not 0 where it is not given: in grid-world Tag A2C's taggers else learn
+    noise."""
 
 
 def a2c_loss(

@@ -295,7 +295,13 @@ class OnPolicy(Algorithm):
         if self.world.size > 1:
             number, mean, variance = self.world.moments(number, mean, variance)
             divisor = _at_least_one(number)
-        return divisor, mean, variance.sqrt() + 1e-8
+        deviation, least = variance.sqrt() + 1e-8, self.min_deviation()
+        return divisor, mean, deviation if least is None else torch.maximum(deviation, least)
+
+    def min_deviation(self) -> torch.Tensor | None:
+        """What advantages are divided by at least, in rewards as GAE saw them; None: by their own, however small."""
+        norm, part = self.policy.value_norm, self.config.min_advantage_std
+        return part * norm.moments[1] if norm is not None and part else None
 
     def weights(self, units: torch.Tensor, samples: Samples, number: torch.Tensor | int) -> Weights:
         """What samples of these units count, by their action and by their value, in sums that are then divided by

@@ -1,4 +1,7 @@
-// What a minibatch's advantages are normalised by.
+// What a minibatch's advantages are normalised by, of constants that are the same for all networks:
+//   NORMALISES_ADVANTAGE  whether they are
+//   MIN_DEVIATION         the part of the returns' deviation that they are divided by at least; 0: their own alone
+//   NUM_SUMS              of them
 #pragma once
 #include "warpdrive.cuh"
 
@@ -8,8 +11,9 @@ struct Advantage {
 };
 
 // Combines the sums of advantage_sums, in every lane, always in the same order.
-//   sums  [NUM_SUMS, 3]  how many count, sum of their advantages, sum of the squares
-__device__ __forceinline__ Advantage read_advantage(const double* sums)
+//   sums             [NUM_SUMS, 3]  how many count, sum of their advantages, sum of the squares
+//   value_deviation  of the returns
+__device__ __forceinline__ Advantage read_advantage(const double* sums, float value_deviation)
 {
     double number = 0.0;
     double sum = 0.0;
@@ -30,7 +34,8 @@ __device__ __forceinline__ Advantage read_advantage(const double* sums)
         const double mean = sum / number;
         const double variance = squares / number - mean * mean;
         found.mean = (float)mean;
-        found.deviation = (float)sqrt(variance > 0.0 ? variance : 0.0) + 1e-8f;
+        const float deviation = (float)sqrt(variance > 0.0 ? variance : 0.0) + 1e-8f;
+        found.deviation = MIN_DEVIATION > 0.0f ? fmaxf(deviation, MIN_DEVIATION * value_deviation) : deviation;
     }
     return found;
 }

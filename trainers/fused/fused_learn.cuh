@@ -30,7 +30,7 @@
 //   HUBER_DELTA                   from which error on its square grows no more; 0: never
 //   HAS_ORDER, HAS_ACTIVE         whether there are such arrays
 //   CREDITS_TEAM                  whether the critic, a network of its own, learns from agents out of the game, too
-//   NORMALISES_ADVANTAGE, NUM_SUMS  as advantage.cuh has them
+//   NORMALISES_ADVANTAGE, MIN_DEVIATION, NUM_SUMS  as advantage.cuh has them
 
 constexpr bool SWIZZLES = ACCUMULATES && !FULL_PRECISION;
 constexpr int ROW_STEP = WARPGROUPS ? 8 : PITCH;  // elements from a sample's record to the next
@@ -212,9 +212,9 @@ __device__ __forceinline__ void learn(
     Element* records_of_block = (Element*)network.free;
     const int lane = lane_index();
     const int warp = threadIdx.x >> 5;
-    const Advantage scale = read_advantage(sums);
     const float value_mean = value_moments[0];
     const float value_deviation = value_moments[1];
+    const Advantage scale = read_advantage(sums, value_deviation);
     const float entropy_coeff = coefficients[0];
     const float vf_loss_coeff = coefficients[1];
     const float clip = coefficients[2];

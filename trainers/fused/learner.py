@@ -28,6 +28,7 @@ from warpdrive.function_manager import FunctionManager
 if TYPE_CHECKING:
     from trainers.algorithms.on_policy import OnPolicy
     from trainers.fused.learning_plan import GradientPlan, Part
+    from trainers.settings.config import PolicyConfig
 
 
 class FusedLearner:
@@ -77,7 +78,7 @@ class FusedLearner:
         ]
         for one in self._networks:
             one.prepare(self.packed, plan, self.constants)
-        self._compile(config.normalize_advantage)
+        self._compile(config)
         self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
         self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
@@ -123,10 +124,15 @@ class FusedLearner:
         figures = dict(zip(names, (*means[: len(names) - 1], norm), strict=True))
         return {**figures, "explained_variance": learner.explained_variance()}
 
-    def _compile(self, normalises: bool) -> None:
+    def _compile(self, config: PolicyConfig) -> None:
         """The learn kernel, which serves all networks in one launch; and that of the products of those in pieces."""
         packed, plan = self.packed, self.plan
-        shared = {**packed.precision, "NORMALISES_ADVANTAGE": normalises, "NUM_SUMS": plan.num_sums}
+        shared = {
+            **packed.precision,
+            "NORMALISES_ADVANTAGE": config.normalize_advantage,
+            "MIN_DEVIATION": config.min_advantage_std if config.normalize_return else 0.0,
+            "NUM_SUMS": plan.num_sums,
+        }
         parts = [self._with_own_constants(one.learn) for one in plan.networks]
         learn = compile_fused("learn", parts, shared, plan.blocks_at_once, None, packed.backend)
         self._functions, self._launch_shape = learn

@@ -210,6 +210,7 @@ class PolicyConfig:
     tiers: ClassVar[Any] = None
     normalize_reward: ClassVar[bool] = False
     normalize_return: ClassVar[bool] = False
+    min_advantage_std: ClassVar[float] = 0.0
     central_critic: ClassVar[bool] = False
     reads_state: ClassVar[bool] = False
     needs_tf32: ClassVar[bool] = False
@@ -275,6 +276,10 @@ class ActorCriticConfig(PolicyConfig):
     +-reward_clip."""
     reward_clip: Positive = 10.0
     """Bound of rewards after they are scaled by normalize_reward."""
+    min_advantage_std: Annotated[float, Between(0)] = 0.0
+    """Advantages are divided by their standard deviation, or by this part of the returns' where that is more: where
+    nothing that an agent does matters, its advantages are noise, and would be made as large as any others. 0: by their
+    own. Of normalize_advantage and normalize_return."""
     normalize_return: bool = True
     """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far; its last layer
     moves with them (PopArt). Rewards of any size then need no other settings."""

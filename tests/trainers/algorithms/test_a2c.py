@@ -3,6 +3,7 @@ import math
 
 import torch
 from ppo_cases import parts, state_of, update_plainly
+from pytest import approx
 
 from trainers.algorithms.a2c import a2c_loss, trust
 from trainers.trainer import Trainer
@@ -23,6 +24,17 @@ def test_a_sample_counts_as_its_action_is_still_likely_and_no_more_once_that_has
     weight, left_out = trust(torch.tensor([0.0, math.log(0.8), math.log(1.2), 0.29, 0.31, -0.31]))
     torch.testing.assert_close(weight, torch.tensor([1.0, 0.8, 1.0, 1.0, 0.0, 0.0]))
     assert left_out.tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_advantages_that_are_small_beside_returns_are_divided_by_a_part_of_the_returns_deviation(tiny, device):
+    """Alone they would be brought to deviation 1, although nothing that was done mattered much."""
+    for changed, small in (({}, 2.0), ({"min_advantage_std": 0.0}, 1.0), ({"normalize_return": False}, 1.0)):
+        _, learner = parts(Trainer(tiny(policy={"shared": changed})))
+        if learner.policy.value_norm is not None:
+            learner.policy.value_norm.moments.copy_(torch.tensor([3.0, 4.0]))
+        for advantage, expected in (([1.0, -1.0], small), ([6.0, -4.0], 5.0)):
+            _, _, deviation = learner.moments_of(torch.tensor(advantage, device=device), None)
+            assert float(deviation) == approx(expected), changed
 
 
 def test_an_update_equals_one_step_of_plain_torch(tiny, device):

@@ -52,7 +52,8 @@ OWN = {
     "products": {},
     "gather": {"HAS_ORDER": True},
 }
-SHARED = {"act": {}, "learn": {"NORMALISES_ADVANTAGE": True, "NUM_SUMS": 32}, "products": {}, "gather": {}}
+OF_LEARN = {"NORMALISES_ADVANTAGE": True, "MIN_DEVIATION": 0.5, "NUM_SUMS": 32}
+SHARED = {"act": {}, "learn": OF_LEARN, "products": {}, "gather": {}}
 OF_SEVERAL = Seen(
     (
         Source("image", torch.uint8, 12, 60, 12, 12, (0.0, 1 / 255)),
