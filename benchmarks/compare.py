@@ -219,6 +219,8 @@ def shown(value: float, unit: str) -> str:
     if unit == TIMES:
         return f"{value:.2f}x"
     value, unit = (value / 1e6, f"M {unit}") if unit == RATE else (value, unit)
+    if unit == LIMIT:
+        return f"{value:.4g} {unit}"
     return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:,.1f}".removesuffix(".0") + f" {unit}"
 
 

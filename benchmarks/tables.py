@@ -243,6 +243,8 @@ def defaults() -> str:
             if "score" in one:
                 scores = sorted(run["agent"] for run in one["runs"])
                 cell = ", ".join(f"{score:z.{int(abs(score) < 20)}f}" for score in scores)
+            elif len(one["runs"]) != 5:
+                cell += f" ({len(one['runs'])} seeds)"
             reached.setdefault(label, {})["cpu" if report["backend"] == "cpu" else "cuda"] = cell
             *_, is_reached = rows.get(label, (True,))
             rows[label] = (f"{one['env_steps']:,}", f"{one['at_least']:g}", is_reached and one["missed"] is None)
@@ -256,8 +258,8 @@ def defaults() -> str:
         "**At default keys** (`python benchmarks/defaults.py --seeds 5 --device cpu`, and `cuda`): the config names an "
         "env, an algorithm, a number of envs and a length, and nothing else but what stands beside it. Greedy mean "
         "returns by seed, worst first, - where it was not measured; in Tag, what a trained side gains over an "
-        "untrained one, in standard errors. The GPU is an H200, and precision fp32; of simple_spread and Tag it is an "
-        "H100, and precision the default.\n\n"
+        "untrained one, in standard errors over the seeds. The GPU is an H200; of PPO and MAPPO in simple_spread and "
+        "Tag it is an H100. In classic control PPO and MAPPO learned in fp32, all others at the default precision.\n\n"
         + table("task", "env steps", "CPU", "GPU", "must reach", "by every seed", rows=cells)
     )
 
