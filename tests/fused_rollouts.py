@@ -18,13 +18,17 @@ from trainers.settings.config import PolicyConfig
 from warpdrive.backends.base import Backend
 
 COEFFICIENTS = {"lr": 0.0, "vf_loss_coeff": 0.7, "entropy_coeff": 0.05, "normalize_return": False}
-BY_A2C = A2CConfig(**COEFFICIENTS, num_minibatches=1)
+BY_A2C = A2CConfig(**COEFFICIENTS, num_minibatches=1, min_advantage_std=9.0)  # of normalised returns alone
 BY_PPO = PPOConfig(**COEFFICIENTS, num_epochs=2, num_minibatches=3)
 ONE_EPOCH = replace(BY_PPO, num_epochs=1)
 # Of the 290 samples of "ppo whose values move freely", the last minibatch has 96, two chunks; the others 97, three.
 ROLLOUTS = {
     "a2c": (Case(6, (16, 32), (5,), agents=range(1, 4), num_agents=4, num_envs=15), BY_A2C, False),
-    "a2c in two steps": (Case(6, (16,), (5,), num_envs=40), replace(BY_A2C, num_minibatches=2), True),
+    "a2c in two steps": (
+        Case(6, (16,), (5,), num_envs=40),
+        replace(BY_A2C, num_minibatches=2, normalize_return=True, min_advantage_std=2.0),
+        True,
+    ),
     "ppo with a critic of its own": (
         Case(
             9, (40, 16), (3, 2), critic_widths=(16,), activation="tanh", has_mask=True, agents=range(1, 4),

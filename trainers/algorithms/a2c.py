@@ -37,10 +37,11 @@ class A2CConfig(ActorCriticConfig):
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5
     """Weight of the value loss, the mean squared error (without the half that some write before it)."""
     normalize_advantage: bool = True
-    """Whether advantages are brought to mean 0 and standard deviation 1 before each update."""
+    """Whether advantages are brought to mean 0 and standard deviation 1, or to less by min_advantage_std, in each
+    minibatch."""
     min_advantage_std: Annotated[float, Between(0)] = 0.5
-    """As of every critic's advantages, but not 0 where it is not given: in grid-world Tag A2C's taggers else learn
-    noise."""
+    """The part of the returns' standard deviation that advantages are divided by at least, of normalize_return. 0:
+    by their own, however small."""
 
 
 def a2c_loss(

@@ -37,6 +37,8 @@ _NOT_TOLD = re.compile(
     r"|policy\.[^.]+\.model\.model_ckpt_filepath"
 )
 """Keys that `identity_of` has, or that only say where a run is and what it began with."""
+_BEFORE = {"min_advantage_std": 0.0}
+"""Of a policy: what runs learned by before there was such a key."""
 
 
 @dataclass
@@ -147,6 +149,7 @@ def changes_since(
             continue
         _add(changes, key, was, now, manifest, is_fixed=key in FIXED, is_allowed=allow)
     was, now = flat(before), flat(_settings_of(config))
+    was = {**{f"policy.{name}.{key}": value for name in config.policy for key, value in _BEFORE.items()}, **was}
     for key in sorted(was.keys() & now.keys()):
         if was[key] != now[key] and not _NOT_TOLD.fullmatch(key):
             is_allowed = allow or not _OF_NETWORKS.fullmatch(key)

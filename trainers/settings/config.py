@@ -277,9 +277,9 @@ class ActorCriticConfig(PolicyConfig):
     reward_clip: Positive = 10.0
     """Bound of rewards after they are scaled by normalize_reward."""
     min_advantage_std: Annotated[float, Between(0)] = 0.0
-    """Advantages are divided by their standard deviation, or by this part of the returns' where that is more: where
-    nothing that an agent does matters, its advantages are noise, and would be made as large as any others. 0: by their
-    own. Of normalize_advantage and normalize_return."""
+    """The part of the returns' standard deviation that normalised advantages are divided by at least, where
+    normalize_return keeps it: where little that an agent does matters its advantages are noise, which would else be
+    made as large as a signal. 0: by their own, however small. A2C's is 0.5."""
     normalize_return: bool = True
     """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far; its last layer
     moves with them (PopArt). Rewards of any size then need no other settings."""

@@ -107,6 +107,16 @@ def test_nothing_is_said_of_what_is_as_it_was_and_an_older_version_is_told(run, 
     assert f"changed since then: version was '{was}', is '99.0'\n" in capsys.readouterr().out
 
 
+def test_a_run_of_before_there_was_a_key_is_told_what_it_learned_by_then(run):
+    config = read_config(run / "config.resolved.yaml")
+    identity = identity_of(config, load_env("cartpole"), "cpu", 1)
+    progress = progress_of(config, identity)
+    assert not changes_since(progress, config, identity, run, allow=False).lines()
+    del progress["config"]["policy"]["shared"]["min_advantage_std"]
+    told = changes_since(progress, config, identity, run, allow=False).lines()
+    assert told == ["policy.shared.min_advantage_std was 0.0, is 0.5"]
+
+
 def test_another_number_of_torchs_threads_on_a_cpu_is_told_and_kept(run, capsys):
     torch.set_num_threads(3)
     assert go_on(run, "--total-timesteps", "24") == 0
