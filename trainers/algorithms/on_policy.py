@@ -275,7 +275,7 @@ class OnPolicy(Algorithm):
         return target if self.policy.value_norm is None else self.policy.value_norm.normalise(target)
 
     def moments(self, units: torch.Tensor) -> Moments:
-        """Of the advantages of these units, on all ranks: how many count, their mean and their deviation.
+        """Of the advantages of these units, on all ranks: how many count, their mean and what they are divided by.
 
         Agents that are out of the game do not count. Mean 0 and deviation 1 if the config does not normalise.
         """
