@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import read_results
 import torch
 from learning_curves import curve_of, draw, thin
 from report import ROOT, write_report
@@ -306,9 +307,10 @@ def summary(task: Task, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def standard_errors(runs: Sequence[Mapping[str, Any]], group: str) -> float:
     """Mean gain of a side over the seeds, in its standard errors; over the episodes where there is one seed."""
-    gains = np.array([run["gain"][group]["mean"] for run in runs])
-    error = gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else runs[0]["gain"][group]["standard_error"]
-    return float(gains.mean() / max(error, 1e-9))
+    gains = [run["gain"][group] for run in runs]
+    if len(gains) > 1:
+        return read_results.standard_errors([gain["mean"] for gain in gains])
+    return gains[0]["mean"] / max(gains[0]["standard_error"], 1e-9)
 
 
 def what_is_missed(task: Task, runs: Sequence[Mapping[str, Any]]) -> str | None:

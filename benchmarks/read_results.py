@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ def each(reports: Iterable[Mapping[str, Any]], key: str) -> str:
 def made(*reports: Mapping[str, Any]) -> str:
     """How figures came about: every commit, and the first command."""
     return f"commit {each(reports, 'commit')}, `{reports[0]['command']}`"
+
+
+def standard_errors(values: Sequence[float]) -> float:
+    """The mean of several values, in its standard errors."""
+    return statistics.mean(values) / max(statistics.stdev(values) / len(values) ** 0.5, 1e-9)
 
 
 def table(*names: str, rows: Iterable[Iterable[object]]) -> str:

@@ -8,7 +8,7 @@ import sys
 
 import compare
 import numpy as np
-from read_results import RESULTS, ROOT, ResultError, made, read, read_peers, table
+from read_results import RESULTS, ROOT, ResultError, made, read, read_peers, standard_errors, table
 
 from trainers.report.statistics import interval, iqm
 
@@ -239,12 +239,13 @@ def defaults() -> str:
         report = read(RESULTS, path.name)
         for line, one in report["results"].items():
             label = as_users_write(line)
-            cell = ", ".join(f"{group} {value:.1f}" for group, value in one.get("standard_errors", {}).items())
+            cell = of_sides(one.get("standard_errors", {}))
             if "score" in one:
                 scores = sorted(run["agent"] for run in one["runs"])
                 cell = ", ".join(f"{score:z.{int(abs(score) < 20)}f}" for score in scores)
-            elif len(one["runs"]) != 5:
-                cell += f" ({len(one['runs'])} seeds)"
+            elif len(one["runs"]) > 5:
+                few = {side: standard_errors([run[side]["mean"] for run in one["runs"][:5]]) for side in one["runs"][0]}
+                cell += f" by {len(one['runs'])} seeds, {of_sides(few)} by the first five"
             reached.setdefault(label, {})["cpu" if report["backend"] == "cpu" else "cuda"] = cell
             *_, is_reached = rows.get(label, (True,))
             rows[label] = (f"{one['env_steps']:,}", f"{one['at_least']:g}", is_reached and one["missed"] is None)
@@ -263,6 +264,10 @@ def defaults() -> str:
         "default precision. A row is reached if every seed does; in Tag, if the mean over the seeds does.\n\n"
         + table("task", "env steps", "CPU", "GPU", "must reach", "reached", rows=cells)
     )
+
+
+def of_sides(figures: dict[str, float]) -> str:
+    return ", ".join(f"{side} {value:.1f}" for side, value in figures.items())
 
 
 def as_users_write(label: str) -> str:
