@@ -72,6 +72,10 @@ class Task:
 
 _SMAX = {"trainer.total_timesteps": "2_097_152", "policy.ally.lr": "[[0, 4e-3], [2_097_152, 0.0]]"}
 
+_ONE_STEP = {
+    "trainer.total_timesteps": "2_000_000", "policy.agent.lr": "[[0, 5e-4], [2_000_000, 0.0]]",
+    "policy.agent.n_step": "1", "policy.agent.model": "{type: cnn, conv: minatar, activation: relu}",
+}  # fmt: skip
 _TEN_ENVS = {
     "trainer.num_envs": "10", "trainer.train_batch_size": "1_000", "policy.agent.batch_size": "128",
     "policy.agent.model.fc_dims": "[120, 84]",
@@ -145,6 +149,9 @@ TASKS = {
         for game, score in (("asterix", 15), ("space_invaders", 131), ("freeway", 58))
         for by in ("pqn", "dqn")
     },
+    "minatar_asterix_dqn": Task(
+        "minatar_breakout_dqn.yaml", at_least=15, changed={"name": "minatar_asterix"} | _ONE_STEP
+    ),
     "tag_gridworld": Task("tag_gridworld_ppo.yaml", num_episodes=500, crosses=True),
     "tag_continuous": Task("tag_continuous_ppo.yaml", num_episodes=500, crosses=True),
 }

@@ -7,6 +7,8 @@
 //   NUM_SLOTS        of a ring
 //   NUM_SIDES        truncations of an env whose last observations are kept
 //   MAX_TRUNCATIONS  of an env in a window, whose last observations it has
+//   WORDS_OF_TILE    of a long field that a block copies at once
+//   WORDS_AT_ONCE    of them by a thread
 //   ENVS_OF_BLOCK    that a block looks at together, at most one a thread
 //   STEPS_AT_ONCE    whose records a thread puts together at once
 //   RECORD           bytes of a record of short fields, see records.py
@@ -22,8 +24,6 @@ struct Crew {
     int me, count;  // below 0 or not below the count: this block is not one of them
 
     __device__ __forceinline__ bool has_me() const { return me >= 0 && me < count; }
-    __device__ __forceinline__ long long thread() const { return (long long)me * blockDim.x + threadIdx.x; }
-    __device__ __forceinline__ long long num_threads() const { return (long long)count * blockDim.x; }
 };
 
 struct Crews {
@@ -295,27 +295,31 @@ __device__ __forceinline__ void add_after(
     }
 }
 
-// Copies rows of a window, of NUM_RUNS runs of WORDS words each, behind each other into a field's own ring of
-// RING rows.
+// Copies a tile of WORDS_OF_TILE words of a window's rows, of NUM_RUNS runs of WORDS words each, behind each other into a
+// field's own ring of RING rows. All that a thread copies is on its way before it stores the first.
+//   tile    of the words from row `begin` on
 //   window  strided, in words  read
 //   ring    [RING, NUM_RUNS, WORDS]  written
 //   first   row of the ring that takes the window's first
 //   begin   of the window's rows, that is copied: a later one takes the place of those before
 template <typename Word, int WORDS, int NUM_RUNS, long long RUN_STRIDE, long long STEP_STRIDE, int RING>
-__device__ __forceinline__ void add_rows(
-    const Crew& crew, const unsigned char* window, unsigned char* ring, int first, int begin, int num_rows)
+__device__ __forceinline__ void add_tile(
+    int tile, const unsigned char* window, unsigned char* ring, int first, int begin, int num_rows)
 {
-    const Word* from = (const Word*)window;
-    Word* to = (Word*)ring;
     constexpr long long ROW = (long long)NUM_RUNS * WORDS;
-#pragma unroll 4
-    for (long long i = begin * ROW + crew.thread(); i < num_rows * ROW; i += crew.num_threads()) {
-        const int t = (int)(i / ROW);
-        const long long within = i - t * ROW;
+    const long long first_word = begin * ROW + (long long)tile * WORDS_OF_TILE + threadIdx.x;
+    constexpr int APART = WORDS_OF_TILE / WORDS_AT_ONCE;
+    Word words[WORDS_AT_ONCE];
+#pragma unroll
+    for (int k = 0; k < WORDS_AT_ONCE; ++k) {
+        const long long i = first_word + k * APART, t = i / ROW, within = i - t * ROW;
         const long long run = WORDS == ROW ? 0 : within / WORDS;
-        int row = first + t;
-        row = row < RING ? row : row - RING;
-        to[row * ROW + within] = from[t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS)];
+        if (t < num_rows) words[k] = ((const Word*)window)[t * STEP_STRIDE + run * RUN_STRIDE + (within - run * WORDS)];
+    }
+#pragma unroll
+    for (int k = 0; k < WORDS_AT_ONCE; ++k) {
+        const long long i = first_word + k * APART, t = i / ROW, within = i - t * ROW, row = first + t;
+        if (t < num_rows) ((Word*)ring)[(row < RING ? row : row - RING) * ROW + within] = words[k];
     }
 }
 

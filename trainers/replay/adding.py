@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 THREADS = 128
 """Of a block that adds."""
+MOST_BLOCKS = 32 * MULTIPROCESSORS
+WORDS_AT_ONCE = 4
+"""Of a long field, that a thread copies at once."""
 BYTES_AT_ONCE, MOST_STEPS = 128, 16
 """Of records that a thread puts together at once; and steps."""
 SHORT_ROW = 256
@@ -33,6 +36,7 @@ class Adding:
     def __init__(self, store: ReplayStore, window: Window) -> None:
         self.layout, self.record, self.backend = store.layout, store.record, store.backend
         self.tensors, self.small, self.window = store.tensors, store.small, window
+        self._words_of_tile = WORDS_AT_ONCE * (THREADS if self.backend.name == "cuda" else 1)
 
     def prepare(self) -> Callable[[], None]:
         """Raises ShapeError where a tensor is missing, or does not fit its field."""
@@ -67,20 +71,19 @@ class Adding:
         self._write_records(text, records)
         self._write_sides(text)
         text.line("}")
-        text.line("if (crews.of_rows.has_me()) {")
-        self._write_fields(text)
-        text.line("}")
+        num_tiles = self._write_tiles(text)
         text.line(f"move_head(begin, {head});")
         constants = {name.upper(): getattr(layout, name) for name in ("num_steps", "num_slots", "num_sides")}
         constants |= {"MAX_TRUNCATIONS": most, **self._shape_of_records()}
-        long = [one for name, one in self.tensors.items() if name not in self.record.offsets]
-        words = sum(one.nbytes for one in long) // layout.num_slots * layout.num_steps // 16
-        wanted = -(-layout.num_envs // constants["ENVS_OF_BLOCK"])
-        shape = launch_shape(self.backend, max(words, wanted * THREADS), THREADS, 32 * MULTIPROCESSORS)
+        of_steps = -(-layout.num_envs // constants["ENVS_OF_BLOCK"])
+        at_most = max(1, MOST_BLOCKS - of_steps)
+        of_rows = -(-num_tiles // max(1, -(-num_tiles // at_most)))  # with as many tiles each
+        shape = launch_shape(self.backend, (of_steps + of_rows) * THREADS, THREADS, MOST_BLOCKS)
         return text.prepare(self.backend, shape, constants, layout.num_envs)
 
-    def _write_fields(self, text: KernelText) -> None:
-        """The copies of a window's long fields into their rings."""
+    def _write_tiles(self, text: KernelText) -> int:
+        """The copies of a window's long fields into their rings, a tile of one of them after the other; how many."""
+        copies, num_tiles = [], 0
         for i, one in enumerate(self.layout):
             if one.name in self.record.offsets:
                 continue
@@ -93,14 +96,24 @@ class Adding:
                 sizes = f"{run.words}, {run.num_runs}, {run.run_stride}, {run.step_stride}, {num_rows}"
                 # What a later row will overwrite is left out.
                 skipped = max(0, sum(len(later) for later in parts[part:]) - num_rows)
-                arguments = f"crews.of_rows, {from_window}, {ring}, {first}, {skipped}, {len(given)}"
-                text.line(f"add_rows<{run.word}, {sizes}>({arguments});")
+                num_words = (len(given) - skipped) * run.num_runs * run.words
+                begin, num_tiles = num_tiles, num_tiles - -num_words // self._words_of_tile
+                arguments = f"tile - {begin}, {from_window}, {ring}, {first}, {skipped}, {len(given)}"
+                copies.append(f"if (tile >= {begin} && tile < {num_tiles}) add_tile<{run.word}, {sizes}>({arguments});")
+        text.line(f"for (int tile = crews.of_rows.me; crews.of_rows.has_me() && tile < {num_tiles};")
+        text.line("     tile += crews.of_rows.count) {")
+        for copy in copies:
+            text.line(f"    {copy}")
+        text.line("}")
+        return num_tiles
 
     def _shape_of_records(self) -> dict[str, int]:
         """How many are put together at once, and how; constants of add.cuh."""
         of_sides = sum(self.small[f"side_{one.name}"][0, 0].nbytes for one in self.layout.observations)
         at_once = THREADS if of_sides <= SHORT_ROW else 32
         return {
+            "WORDS_OF_TILE": self._words_of_tile,
+            "WORDS_AT_ONCE": WORDS_AT_ONCE,
             "ENVS_OF_BLOCK": at_once if self.backend.name == "cuda" else 1,
             "STEPS_AT_ONCE": min(self.layout.num_steps, max(1, BYTES_AT_ONCE // self.record.num_bytes), MOST_STEPS),
             "RECORD": self.record.num_bytes,
