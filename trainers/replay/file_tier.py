@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainers.replay.listing import Part, listed_in, part_name
+from trainers.replay.listing import Part, cut_at_chunks, listed_in, part_name
 from trainers.replay.stamps import Stamps
 from trainers.replay.storage import Layout
 from trainers.replay.tiers import Division
@@ -177,14 +177,14 @@ class Filed:
         start = max([begin, *there])
         self.bytes_admitted += self._num_bytes(begin, end)
         try:
-            if start < end:
-                part, beside = self._written(start, end)
+            for begin, stop in cut_at_chunks(start, end, self.division.chunk, self.division.num_slots):
+                part, beside = self._written(begin, stop)
                 with self._lock:  # who removes files meets both, or none
                     os.replace(beside, self.folder / part.name)
                     self.stamps.note(self.folder, [part])
                     known = [one for one in self.parts if one.name != part.name]
                     self.parts = tuple(sorted([*known, part], key=lambda one: one.begin))
-                self._is_told = False
+                start, self._is_told = stop, False
             self._remove_expired()
         except OSError as error:
             why = disk.why_not_written(error, self.folder, self._num_bytes(start, end))

@@ -237,6 +237,25 @@ def test_killed_at_any_of_20_moments_a_store_is_what_its_newest_manifest_says(tm
         assert_same(of_batch(again.draw(9)), of_batch(table.draw(9)))
 
 
+def test_chunks_that_do_not_divide_the_ring_are_read_back(tmp_path, backend, monkeypatch):
+    """The fifth, of steps 80 to 100, goes beyond the ring of 96 slots, and no checkpoint wrote any of it before."""
+    of_rings, _ = make(backend).store.layout.sizes()
+    monkeypatch.setattr(store_module, "CHUNK_BYTES", 5 * store_module.bytes_of(of_rings) // NUM_WINDOWS)
+    monkeypatch.setitem(globals(), "WARM", 10)
+    kept = make(backend, "unused")
+    assert kept.store.steps_per_chunk == 20
+    table, files = kept.store.table("all", Uniform(), WINDOW), shared(kept, tmp_path)
+    for _ in range(36):
+        kept.add()
+    place = save(tmp_path, kept, files)
+    assert {(80, 96), (96, 100)} <= {(one.begin, one.end) for one in kept.store.tiered.files.parts}
+    other = make(backend, "unused", window=kept.window)
+    again = other.store.table("all", Uniform(), WINDOW)
+    load(place, other)
+    assert_same(bits(other), bits(kept))
+    assert_same(of_batch(again.draw(9)), of_batch(table.draw(9)))
+
+
 def test_a_checkpoint_of_another_run_is_taken_over_with_its_files(tmp_path, backend):
     kept = make(backend, "unused")
     files = shared(kept, tmp_path / "there")
