@@ -47,6 +47,7 @@ def write_dataset(store: ReplayStore, folder: Path) -> None:
     """The steps that a store holds now, as a dataset.
 
     Raises:
+        CheckpointError: its tiers of files did not take all of them.
         RunFolderError: the folder is there already, or cannot be written.
     """
     chunks = Chunks({STEPS: store})
@@ -54,6 +55,9 @@ def write_dataset(store: ReplayStore, folder: Path) -> None:
         added = chunks.begin(beside)
         added.write(beside)
         listing = listings_of({REPLAY: added.finish(beside, beside)}, folder)[STEPS]
+        if listing.gaps:
+            told = f"{folder}: of the store files hold not all steps, as a dataset must"
+            raise CheckpointError(f"{told}. Use one without tiers, or that admits all and lost no file.")
         _write_rest(beside, listing, chunks.small()[STEPS])
 
 

@@ -30,6 +30,11 @@ class RateLimiter:
     min_diff: float = -math.inf
     max_diff: float = math.inf
 
+    @property
+    def compares(self) -> bool:
+        """Whether it looks at the difference at all."""
+        return math.isfinite(self.min_diff) or math.isfinite(self.max_diff)
+
     def __post_init__(self) -> None:
         if not 0 < self.samples_per_insert < math.inf:
             raise ConfigError(f"samples_per_insert: {self.samples_per_insert} is no ratio. Take a number above 0.")

@@ -26,6 +26,8 @@ class Selector:
     """Whether each item of a batch has a stratum of its own: then indices ascend."""
     meets = False
     """Whether the blocks of a draw tell each other of it: `begin_draw` declares `meeting` and `weighing`."""
+    table_name: str | None = None
+    """Of the table that it draws for: of no other, as it has its priorities and counts."""
     tree: SumTree | None = None
     one_tree: OneTree | None = None
     """If several ranks draw: what makes their trees one."""
@@ -131,6 +133,8 @@ class Prioritized(Selector):
         for name, one in (("alpha", alpha), ("epsilon", epsilon)):
             if not 0 <= one < float("inf"):
                 raise ConfigError(f"{name}: {one} is no size. Take a number of at least 0.")
+        if isinstance(beta, (int, float)) and not 0 <= beta <= 1:
+            raise ConfigError(f"beta: {beta} is no part. Take 0 to 1, or a schedule.")
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self.is_normalised, self.is_stratified, self.own = is_normalised, is_stratified, own
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,17 @@ class Layout:
         episode_length: int | None = None,
     ) -> Layout:
         """See ReplayStore."""
+        sizes = {"num_envs": num_envs, "num_agents": num_agents, "num_steps": num_steps, "capacity": capacity}
+        sizes |= {} if episode_length is None else {"episode_length": episode_length}
+        sizes |= {f"field '{one.name}': every": one.every for one in fields}
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
+                raise ConfigError(f"{name} is {size!r}. Take a whole number of at least 1.")
+        names = [one.name for one in fields]
+        for name in names:
+            if not NAME.fullmatch(name) or names.count(name) > 1:
+                told = "there are several" if names.count(name) > 1 else "it is no name in C"
+                raise ConfigError(f"field '{name}': {told}. Rename it.")
         window = num_envs * num_steps
         if capacity < window:
             raise ConfigError(

@@ -110,6 +110,8 @@ class ReplayStore:
         self.seed = self.seed.to(backend.device)
         self.num_steps_added = 0
         """What the host knows of the steps added; see `count_window`."""
+        self._prepared_for: Mapping[str, torch.Tensor] | None = None
+        """The tensors that the newest `prepare_add` writes."""
         self.tables: dict[str, Table] = {}
 
     @classmethod
@@ -165,7 +167,12 @@ class ReplayStore:
         self.count_window()
 
     def count_window(self) -> None:
-        """Tells the host that a window was added: whoever replays a graph of `prepare_add`'s call says so."""
+        """Tells the host that a window was added: whoever replays a graph of `prepare_add`'s call says so.
+
+        Raises:
+            ConfigError: what adds it was prepared before the store was resized: it was not added.
+        """
+        self._check_added_to(self._prepared_for)
         self.num_steps_added += self.layout.num_steps
         if self.tiered is not None:
             self.tiered.count(self.num_steps_added)
@@ -181,8 +188,10 @@ class ReplayStore:
             ShapeError: a tensor is missing, or does not fit its field.
         """
         launch = Adding(self, window).prepare()
+        memory = self._prepared_for = self.tensors
 
         def add() -> None:
+            self._check_added_to(memory)
             if self.tiered is not None:
                 self.tiered.before_add()
             launch()
@@ -191,6 +200,11 @@ class ReplayStore:
                     call()
 
         return add
+
+    def _check_added_to(self, memory: Mapping[str, torch.Tensor] | None) -> None:
+        if memory is not None and memory is not self.tensors:
+            told = "a window would be added to memory that the store left when it was resized"
+            raise ConfigError(f"{told}. Call prepare_add again, and capture anew what calls it.")
 
     # ----------------------------------------------------------------------------------------- state
 
@@ -268,6 +282,7 @@ class ReplayStore:
         layout = Layout.of(*sizes)
         for table in self.tables.values():
             table.window.check(layout)
+        num_inserted = {name: table.num_inserted for name, table in self.tables.items()}
         self._check_memory(layout)
         record, (sizes, of_small) = layout.record(self.has_tiers), layout.sizes()
         of_rings = record.allocate(sizes, self.backend.device)
@@ -276,8 +291,8 @@ class ReplayStore:
         move(Kept(old, self.tensors, self.small), Kept(layout, of_rings, small), int(self.small["head"][0]))
         self.layout, self.tensors, self.small, self.record = layout, of_rings, small, record
         self.restored()
-        for table in self.tables.values():
-            table.resized()
+        for name, table in self.tables.items():
+            table.resized(num_inserted[name])
 
     def _check_memory(self, layout: Layout, division: Division | None = None) -> None:
         free, needed = free_bytes(self.backend.device), layout.num_bytes if division is None else division.device_bytes

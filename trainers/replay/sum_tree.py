@@ -277,6 +277,7 @@ class SumTree:
             PriorityError: a priority was NaN or negative, or of no item; names where.
         """
         item, leaf = self.refused.tolist()
+        self.refuse_nothing()  # it is told once
         if item != NOTHING_REFUSED:
             raise PriorityError(
                 f"item {item} of a batch was given a priority that is NaN or negative, and kept the one it had, or its "

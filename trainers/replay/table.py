@@ -64,6 +64,9 @@ class Table:
         world: World | None = None,
     ) -> None:
         window.check(store.layout)
+        for what, one in (("max_times_sampled", max_times_sampled), ("max_staleness", max_staleness)):
+            if one < 0:
+                raise ConfigError(f"table '{name}': {what} is {one}. Take a whole number above 0, or 0 for any.")
         self.store = store
         self.name = name
         self.number = number
@@ -87,7 +90,11 @@ class Table:
         self.num_sampled = torch.zeros(1, dtype=torch.int64)
         """[1] on the host: items drawn so far."""
         self._updates: dict[tuple[int, bool], tuple[torch.Tensor, torch.Tensor, Callable[[], None]]] = {}
+        if selector.table_name is not None:
+            told = f"table '{name}': its selector draws for a table '{selector.table_name}' already"
+            raise ConfigError(f"{told}. Give it one of its own.")
         selector.attach(self)
+        selector.table_name = name
         self.added = selector.prepare_added()
         """Calls that follow each window that is added."""
         if store.tiered is not None and store.tiered.division.has_holes:
@@ -217,11 +224,15 @@ class Table:
         size = self.world.size
         return self.num_drawable > 0 and self._counted().may_sample(number * size, self.num_drawable * size)
 
+    @property
+    def num_inserted(self) -> int:
+        """Items that ever could be drawn, since the store's steps are counted."""
+        period, last = self.window.period, self.store.num_steps_added - self.window.ahead
+        return max(0, last // period + 1 - -(-self.window.behind // period)) * self.num_rows
+
     def _counted(self) -> Counter:
-        """Every item that ever could be drawn came in."""
-        anchors = (self.store.num_steps_added - self.window.ahead) // self.window.period + 1
-        num_inserted, size = max(0, anchors) * self.num_rows, self.world.size
-        return Counter(self.rate_limiter, num_inserted * size, int(self.num_sampled) * size)
+        size = self.world.size
+        return Counter(self.rate_limiter, self.num_inserted * size, int(self.num_sampled) * size)
 
     def own_priorities(self, name: str) -> torch.Tensor:
         """[leaves] float32: a field of the store, one number a row and slot, as it lies there.
@@ -393,8 +404,12 @@ class Table:
         threads = DRAW_THREADS if num_threads < 132 * 256 else 256
         return launch_shape(self.store.backend, num_threads, threads, blocks=1 << 20)
 
-    def resized(self) -> None:
-        """The store's memory is another than before: nothing that was prepared holds any more."""
+    def resized(self, num_inserted: int) -> None:
+        """The store's memory is another than before: nothing that was prepared holds any more. Of the items that came
+        in, so many by then, some may be counted no more: then neither are their draws, where a limiter compares."""
+        limiter = self.rate_limiter
+        if limiter.compares:
+            self.num_sampled -= round((num_inserted - self.num_inserted) * limiter.samples_per_insert)
         self._prepared.clear()
         self._updates.clear()
         self.staleness = Staleness(self.max_staleness)

@@ -8,6 +8,7 @@ import pytest
 from trainers.experience.field import Field
 from trainers.replay.limits import Counter, MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack, Staleness
 from trainers.replay.selectors import Uniform
+from trainers.replay.sequences import Sequences
 from trainers.replay.store import ReplayStore
 from trainers.replay.windows import Transitions
 from warpdrive.errors import ConfigError
@@ -104,6 +105,20 @@ def test_limits_that_no_side_could_keep_are_told():
     assert problem.endswith("the limiter's bounds, which leave 16. Raise the error_buffer to 12.")
     assert counter.problem_of(num_inserted=1, num_sampled=8) is None
     assert Counter(MinSize(5)).problem_of(1000, 1000) is None and math.isinf(MinSize(5).max_diff)
+
+
+@pytest.mark.parametrize(
+    ("window", "number"), [(Transitions(stack=3), 10), (Sequences(4, 8, 4), 1), (Sequences(2, 3, 4), 2)]
+)
+def test_what_never_could_be_drawn_did_not_come_in(backend, window, number):
+    """Of 12 steps, those that have all that an item needs ahead and behind: 2 to 11; 8; and 4 and 8."""
+    fields = [Field("reward"), Field("observation", (1,), extra=1)]
+    store = ReplayStore(fields, 1, 1, num_steps=4, capacity=48, backend=backend)
+    table = store.table("queue", Uniform(), window, rate_limiter=Queue(20))
+    store.num_steps_added = 12
+    assert table.num_inserted == table.num_drawable == number
+    table.count_draw(number)
+    assert not table.may_draw(1)
 
 
 def test_items_of_old_policies_are_not_drawn():

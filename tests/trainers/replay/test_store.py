@@ -11,7 +11,8 @@ from trainers.experience.field import Field
 from trainers.learning.graphs import Graphed
 from trainers.replay import store as store_module
 from trainers.replay.kernel_text import HERE
-from trainers.replay.selectors import Uniform
+from trainers.replay.limits import SampleToInsertRatio
+from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.sequences import Sequences
 from trainers.replay.store import ReplayStore
 from trainers.replay.windows import Transitions
@@ -27,6 +28,13 @@ WINDOW = Transitions(n_step=2, stack=2, gamma=0.5)
 def make(backend, capacity=24, fields=FIELDS, **more) -> ReplayStore:
     """2 envs of one agent, windows of 4 steps."""
     return ReplayStore(fields, 2, 1, 4, capacity, backend, **more)
+
+
+def share_a_selector(store) -> None:
+    """Two tables of other windows, whose priorities are of other items."""
+    selector = Prioritized()
+    store.table("a", selector, WINDOW)
+    store.table("b", selector, Transitions())
 
 
 @pytest.mark.parametrize(
@@ -46,6 +54,18 @@ def make(backend, capacity=24, fields=FIELDS, **more) -> ReplayStore:
         (lambda b: Transitions(axis="agents"), "axis: 'agents' is neither. Take \"agent\" or \"env\"."),
         (lambda b: Sequences(axis="row"), "axis: 'row' is neither."),
         (lambda b: Sequences(gamma=1.5), "gamma: 1.5 is no discount. Take 0 to 1."),
+        (lambda b: make(b, 24.0), "capacity is 24.0. Take a whole number of at least 1."),
+        (lambda b: make(b, episode_length=0), "episode_length is 0. Take a whole number of at least 1."),
+        (lambda b: ReplayStore(FIELDS, 0, 1, 4, 24, b), "num_envs is 0. Take a whole number of at least 1."),
+        (lambda b: ReplayStore(FIELDS, 2, -1, 4, 24, b), "num_agents is -1. Take a whole number of at least 1."),
+        (lambda b: ReplayStore(FIELDS, 2, 1, 0, 24, b), "num_steps is 0. Take a whole number of at least 1."),
+        (lambda b: make(b, 24, [*FIELDS, Field("m", every=0)]), "field 'm': every is 0. Take a whole number of at"),
+        (lambda b: make(b, 24, [*FIELDS, Field("my m")]), "field 'my m': it is no name in C. Rename it."),
+        (lambda b: make(b, 24, [*FIELDS, Field("reward")]), "field 'reward': there are several. Rename it."),
+        (lambda b: make(b).table("a", Uniform(), WINDOW, max_staleness=-1), "table 'a': max_staleness is -1. Take a"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW, max_times_sampled=-1), "max_times_sampled is -1. Take a whol"),
+        (lambda b: Prioritized(beta=float("nan")), "beta: nan is no part. Take 0 to 1, or a schedule."),
+        (lambda b: share_a_selector(make(b)), "table 'b': its selector draws for a table 'a' already. Give it one of"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told_in_a_line(make_it, words):
@@ -145,6 +165,44 @@ def test_a_resized_store_keeps_the_newest_steps_that_fit(backend, windows, steps
     for _ in range(windows + 1):
         kept.add()
     assert table.num_drawable == table.draw(table.num_drawable).weight.sum() > 0
+
+
+def test_what_was_prepared_before_a_store_was_resized_is_refused(backend):
+    """It would write into memory that nobody draws from, while the host counts on."""
+    kept = Kept(Played(3, 2, 4, seed=9), 4, backend)
+    for _ in range(6):
+        kept.add()
+    kept.store.resize(8 * 12)
+    head = kept.store.num_steps_added
+    for call in (kept.store.count_window, kept.call):
+        with pytest.raises(ConfigError, match="the store left when it was resized. Call prepare_add again, and capt"):
+            call()
+    assert kept.store.num_steps_added == int(kept.store.small["head"][0]) == head
+    before = kept.call
+    kept.prepare()
+    kept.add()
+    assert kept.store.num_steps_added == int(kept.store.small["head"][0]) == head + 4
+    with pytest.raises(ConfigError, match="when it was resized"):
+        before()
+
+
+def test_a_limiter_allows_after_a_store_was_resized_what_it_did_before(backend):
+    """A store of 16 steps was full when it grew, and counts them anew: 100 windows of 4 steps came in, 3 are left."""
+    store = make(backend, 32)
+    table = store.table("a", Uniform(), Transitions(), rate_limiter=SampleToInsertRatio(4.0, 8, 64.0))
+    shape = {"terminated": (4, 2), "truncated": (4, 2), "reward": (4, 2, 1), "observation": (5, 2, 1, 4)}
+    window = {name: torch.zeros(sizes, device=backend.device) for name, sizes in shape.items()}
+    window |= {name: window[name].bool() for name in ("terminated", "truncated")}
+    window["final_observation"] = torch.zeros(1, 2, 1, 4, device=backend.device)
+    for _ in range(100):
+        store.add(window)
+    assert table.num_inserted == 400 * 2
+    table.count_draw(800 * 4 - 40)  # 40 below what came in: the bounds are 32 - 64 and 32 + 64
+    allowed = [(table.may_draw(number), table.may_add(number)) for number in range(0, 100)]
+    assert (True, True) in allowed and (False, False) in allowed
+    store.resize(64)
+    assert store.num_steps_added == 12 and table.num_inserted == 12 * 2
+    assert [(table.may_draw(number), table.may_add(number)) for number in range(0, 100)] == allowed
 
 
 def drawn(table) -> dict[tuple, tuple]:

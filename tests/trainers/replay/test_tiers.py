@@ -17,13 +17,14 @@ from trainers.replay import chunks, file_tier
 from trainers.replay import feed as feed_module
 from trainers.replay import store as store_module
 from trainers.replay.chunks import REPLAY, Chunks
+from trainers.replay.dataset import write_dataset
 from trainers.replay.selectors import Newest, Prioritized, Uniform, WithoutReplacement
 from trainers.replay.sequences import Sequences
 from trainers.replay.tiers import Device, File, Pinned
 from trainers.replay.windows import Transitions
 from trainers.run import checkpoint
 from warpdrive.backends import choose_backend
-from warpdrive.errors import ConfigError
+from warpdrive.errors import CheckpointError, ConfigError
 
 NAME = "replay.shared"
 WINDOW = Transitions(n_step=2, stack=2, gamma=0.5)
@@ -140,7 +141,7 @@ def drawable_steps(kept, table) -> set[int]:
 @pytest.mark.parametrize("admit", ["stride:2", "priority:2"])
 def test_of_two_chunks_one_goes_into_files_and_the_other_is_drawn_no_more(backend, tmp_path, admit):
     """By priority that is the one in whose steps agents learned more: here odd chunks, by turns even ones."""
-    kept, by_priority = make(backend, tmp_path, admit), admit.startswith("priority")
+    kept, by_priority = make(backend, tmp_path / "files", admit), admit.startswith("priority")
     table = kept.store.table("all", Prioritized() if by_priority else Uniform(), WINDOW)
     for number in range(30):
         kept.add()
@@ -158,6 +159,9 @@ def test_of_two_chunks_one_goes_into_files_and_the_other_is_drawn_no_more(backen
     expected = {4 * chunk + 1 for chunk in kept_chunks} | set(range(109 if by_priority else 113, 119))
     assert drawable_steps(kept, table) == {step for step in expected if step > 120 - 96 + 1}
     assert files.bytes_written / len(files.parts) < 4 * files.division.step_bytes + 2000
+    with pytest.raises(CheckpointError, match="/all: of the store files hold not all steps, as a dataset must. Use"):
+        write_dataset(kept.store, tmp_path / "all")
+    assert not (tmp_path / "all").exists()
 
 
 def save(folder, kept: Kept, files: Chunks):
