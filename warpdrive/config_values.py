@@ -147,6 +147,7 @@ def _bounded(annotation: Any, limits: tuple[Any, ...], value: Any) -> Any:
     except WrongValue as wrong:
         if not str(wrong).startswith(f"expected {_expected(annotation)}, got"):
             raise
+        wanted = next((limit.means for limit in limits if isinstance(limit, Matching)), wanted)
         raise WrongValue(f"expected {wanted}, got {shown(value)}{_not_text(annotation, value)}") from None
     for limit in limits:
         if isinstance(limit, Between):

@@ -41,6 +41,7 @@ from trainers.replay.listing import (
     without,
 )
 from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
+from trainers.replay.resizing import store_of_size
 from trainers.replay.stamps import Stamps
 from trainers.replay.storage import why_not_kept
 from trainers.run import disk
@@ -77,6 +78,8 @@ class Chunks:
         self.say: Callable[..., None] = lambda line, **how: tell(line)
         self._rings = {name: _ring(store) for name, store in self.stores.items()}
         self._stamps: dict[str, Stamps] = {}
+        self._of_size: dict[str, ReplayStore] = {}
+        """Stores of a checkpoint's size, for those that have another."""
 
     def small(self, listings: Mapping[str, Listing] | None = None) -> dict[str, dict[str, torch.Tensor]]:
         """Live tensors that a checkpoint holds itself, by file.
@@ -86,7 +89,8 @@ class Chunks:
         """
         heads = {name: one.num_steps_added for name, one in self.stores.items()}
         heads |= {name: one.num_steps for name, one in (listings or {}).items() if name in heads}
-        return {name: _small(store, heads[name]) for name, store in self.stores.items()}
+        stores = self.stores if listings is None else self.stores | self._of_size
+        return {name: _small(store, heads[name]) for name, store in stores.items()}
 
     def begin(self, folder: Path) -> Addition:
         """What a checkpoint in `folder` has to write."""
@@ -179,7 +183,10 @@ class Chunks:
         self.world.together(lambda: self._check_fits(folder, listings, is_of_run))
 
     def _check_fits(self, folder: Path, listings: Mapping[str, Listing], is_of_run: bool) -> None:
+        self._of_size = {}
         for name, store, listing, cut in sources_of(self.stores, listings, self.world):
+            if cut is None and not store.num_steps_added and (other := store_of_size(store, listing)) is not None:
+                store = self._of_size[name] = other
             was, now = listing.layout, store.layout.described()
             may_differ = () if cut is None else ("num_envs",)
             if differing := [key for key in now if was.get(key) != now[key] and key not in may_differ]:
@@ -202,18 +209,31 @@ class Chunks:
         Args:
             are_ours: whether later checkpoints go into this folder, and may share these files.
         """
-        for _, store, listing, cut in sources_of(self.stores, listings, self.world):
+        for name, store, listing, cut in sources_of(self.stores, listings, self.world):
             if (tiered := store.tiered) is not None:
                 tiered.count_on_from(listing.counted)
             if (files := _files_of(store)) is not None:
                 files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
-            fill(store, folder / REPLAY, listing, cut)
+            fill(self._of_size.get(name, store), folder / REPLAY, listing, cut)
         moved = moved_stores(self.stores, listings, self.world)
         for name in self.stores:
-            serve = are_ours and name in listings and name not in moved
+            serve = are_ours and name in listings and name not in moved and name not in self._of_size
             self.parts |= {one: listings[one].parts if serve else () for one in self.names(name)}
             for one in self.names(name) if serve else ():
                 self.stamps_of(name).note(folder / REPLAY, listings[one].parts)
+
+
+    @property
+    def resized(self) -> dict[str, ReplayStore]:
+        """By name, of those that `check_fits` found to be of another size in a checkpoint, one of that size: it is
+        filled in their stead, and has no tables."""
+        return self._of_size
+
+    def move_resized(self) -> None:
+        """Brings what was restored to where it belongs."""
+        for name, other in self._of_size.items():
+            self.stores[name].take_over(other)
+        self._of_size = {}
 
 
 class Addition:

@@ -23,7 +23,7 @@ from trainers.errors import RunFolderError
 from trainers.replay.chunks import Chunks, check_sums
 from trainers.replay.listing import DATASET, REPLAY, Listing, Part, listing_to_json, listings_of, part_name
 from trainers.replay.of_ranks import joined_by_envs, name_on, num_ranks_of
-from trainers.replay.storage import Layout
+from trainers.replay.storage import Layout, of_steps
 from trainers.replay.store import ReplayStore
 from trainers.run import disk
 from trainers.run.checkpoint import Checkpoint, check_tensors, restore_tensors
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 SMALL, STEPS = "store.safetensors", "steps"
 FORMAT = 1
 WAY_OUT = "Is it a dataset that this version can read? Export it anew."
-OF_TABLE = "table_"
-"""Begins the names of tensors that say how a run drew; who reads a dataset draws anew."""
 
 
 def write_dataset(store: ReplayStore, folder: Path) -> None:
@@ -86,7 +84,7 @@ def export_dataset(saved: Checkpoint, name: str, folder: Path) -> Listing:
     if len({(one.num_steps, *((part.begin, part.end) for part in one.parts)) for one in listings}) > 1:
         raise CheckpointError(f"{saved.path}: the ranks of {name} held other steps. Use an older checkpoint.")
     try:
-        small = joined_by_envs([_of_steps(saved.tensors[one]) for one in names])
+        small = joined_by_envs([of_steps(saved.tensors[one]) for one in names])
     except (KeyError, RuntimeError):
         raise CheckpointError(f"{saved.path}: the ranks of {name} do not fit. Use an older checkpoint.") from None
     num_envs = sum(one.layout["num_envs"] for one in listings)
@@ -112,10 +110,6 @@ def _part_of(place: Path, parts: Sequence[Part], beside: Path) -> Part:
     part = replace(parts[0], name=part_name(STEPS, parts[0].begin, parts[0].end, found), sha256=found)
     os.replace(path, path.with_name(part.name))
     return replace(part, bytes=path.with_name(part.name).stat().st_size)
-
-
-def _of_steps(small: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: one for name, one in small.items() if not name.startswith(OF_TABLE)}
 
 
 def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
@@ -198,7 +192,7 @@ def _written(folder: Path) -> Iterator[Path]:
 
 
 def _write_rest(beside: Path, listing: Listing, small: Mapping[str, torch.Tensor]) -> None:
-    write_tensors(beside / SMALL, _of_steps(small))
+    write_tensors(beside / SMALL, of_steps(small))
     disk.flush(beside / SMALL)
     disk.flush_folder(beside / REPLAY)
     told = {"format": FORMAT, "version": __version__, REPLAY: {STEPS: listing_to_json(listing)}}

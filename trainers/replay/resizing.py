@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from trainers.replay.storage import TERMINATED, TRUNCATED, Layout
+
+if TYPE_CHECKING:
+    from trainers.replay.listing import Listing
+    from trainers.replay.store import ReplayStore
 
 
 @dataclass(frozen=True)
@@ -16,6 +22,22 @@ class Kept:
     layout: Layout
     rings: dict[str, torch.Tensor]
     small: dict[str, torch.Tensor]
+
+
+def store_of_size(store: ReplayStore, listing: Listing) -> ReplayStore | None:
+    """One of the size that another run's had, to read its files into, where nothing but that differs; None where it
+    does not, or more does, or where steps do not simply lie in a ring."""
+    was, now = listing.layout, store.layout.described()
+    sizes = {key: was.get(key) for key in ("num_slots", "num_sides")}
+    differing = {key for key in now if was.get(key) != now[key]}
+    if not differing or not differing <= sizes.keys() or store.tiered is not None or listing.gaps:
+        return None
+    num_slots = sizes["num_slots"]
+    if not all(type(size) is int and size > 0 for size in sizes.values()) or num_slots != listing.num_slots:
+        return None
+    if num_slots % store.layout.num_steps:
+        return None
+    return type(store).of_layout(dataclasses.replace(store.layout, **sizes), store.backend)
 
 
 def move(old: Kept, new: Kept, head: int) -> None:

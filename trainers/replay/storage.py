@@ -220,7 +220,14 @@ def forget_lost_sides(done: torch.Tensor, side_step: torch.Tensor, num_steps: in
 PIECE_OF_SLOTS = 1024
 """That are looked at together, so that what this takes stays small."""
 
+OF_TABLE = "table_"
+"""Begins the names of tensors that say how a run drew: who draws anew from its steps leaves them."""
 _RESERVED = ("done", "side_step", "num_truncated", "num_dropped", "head", "terminated", "truncated")
+
+
+def of_steps(small: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of a store's small tensors, those that say what its steps are."""
+    return {name: one for name, one in small.items() if not name.startswith(OF_TABLE)}
 
 
 def bytes_of(sizes: Sizes) -> int:

@@ -15,6 +15,7 @@ from trainers.replay.resizing import Kept, move
 from trainers.replay.selectors import Selector
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import (
+    OF_TABLE,
     TRUNCATED,
     Layout,
     Window,
@@ -212,7 +213,7 @@ class ReplayStore:
         """All that going on exactly from here takes, by name: live tensors. After writing into them, `restored`."""
         found = {**self.tensors, **self.small}
         for name, table in self.tables.items():
-            found |= {f"table_{name}_{word}": one for word, one in table.tensors().items()}
+            found |= {f"{OF_TABLE}{name}_{word}": one for word, one in table.tensors().items()}
         return found
 
     @property
@@ -262,6 +263,16 @@ class ReplayStore:
         for table in self.tables.values():
             if table.selector.tree is not None:  # the envs of several ranks may have been others
                 table.selector.tree.rebuild()
+
+    def take_over(self, other: ReplayStore) -> None:
+        """What another of the same fields keeps, of whatever size: what fits of its newest steps. This one's memory
+        stays where it is, and holds no steps yet. Waits for the device."""
+        other.restored()
+        ours = Kept(self.layout, self.tensors, self.small)
+        move(Kept(other.layout, other.tensors, other.small), ours, int(other.small["head"][0]))
+        for table in self.tables.values():
+            for call in table.added:
+                call()
 
     def resize(self, capacity: int) -> None:
         """Makes it larger or smaller; what fits of the newest steps stays. Waits for the device.

@@ -56,6 +56,8 @@ class Changes:
     """Stores that begin empty, each with the reason."""
     moved: list[str] = field(default_factory=list)
     """Stores whose steps other ranks had."""
+    resized: list[str] = field(default_factory=list)
+    """Stores that had another size."""
 
     def lines(self) -> list[str]:
         """Of what is allowed: which key, was, is."""
@@ -64,6 +66,8 @@ class Changes:
             was, now = self.of_ranks
             lines.append(f"{NUM_RANKS} was {shown(was)}, is {now}: the envs are shared out anew")
         lines += [f"{name} is shared out anew, each env's steps to the rank that plays it" for name in self.moved]
+        fits = "what fits of its newest steps stays, all of the same priority"
+        lines += [f"{name} is of another size: {fits}" for name in self.resized]
         without = "what was played before is not learned from again"
         return lines + [f"{name} begins empty, as {why}: {without}" for name, why in self.empty.items()]
 

@@ -13,6 +13,7 @@ import numpy as np
 from trainers.errors import MisfitError, UnreadableError
 from trainers.replay.listing import listings_of
 from trainers.replay.of_ranks import EMPTY, is_of_rank, moved_stores, own_files
+from trainers.replay.storage import of_steps
 from trainers.run import checkpoint
 from trainers.run.checkpoint import Checkpoint
 from trainers.run.checks import check_finite
@@ -122,6 +123,8 @@ def _sizes(trainer: Trainer, told: Mapping[str, Any], manifest: Path) -> dict[st
     for file in told["files"]:
         name = file.removesuffix(".safetensors")
         name = name.rpartition(".rank_")[0] if name in listings and is_of_rank(name) else name
+        if name in listings and name in trainer.stores and listings[name].num_slots != trainer.stores[name].num_slots:
+            continue  # of another size: `check_fits` says whether that is all
         if name in ours or name not in trainer.stores:
             found[file] = ours.get(name, 0)
     sizes = {file: told["files"][file]["bytes"] for file in found}
@@ -156,12 +159,18 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     chunks.check_fits(saved.path.parent, saved.replay)
     saved = replace(saved, tensors=own_files(saved.tensors, chunks.stores, saved.replay, trainer.world))
     changes.moved = moved_stores(chunks.stores, saved.replay, trainer.world)
+    changes.resized = [*chunks.resized]
+    for name in chunks.resized:
+        saved.tensors[name] = of_steps(saved.tensors[name])
     empty = changes.empty = _empty(trainer, saved)
     into = {**trainer.learned(), checkpoint.ENV: checkpoint.arrays_of(trainer.env.data), **chunks.small(saved.replay)}
     into = {file: tensors for file, tensors in into.items() if file not in empty}
     checkpoint.check_files(into, saved)
     for file, tensors in into.items():
-        checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
+        try:
+            checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
+        except CheckpointError as error:
+            raise CheckpointError(f"{error} {EMPTY}" if file in chunks.stores else str(error)) from None
     learned = [file for file in into if file not in chunks.stores and file != checkpoint.ENV]
     read = {f"{saved.path / file}.safetensors": saved.tensors[file] for file in learned}
     check_finite(read, "Use an older checkpoint.")
@@ -170,7 +179,7 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     for file, store in chunks.stores.items():
         if file not in into:
             continue
-        why = store.why_not_restored(saved.tensors[file], saved.replay[file].num_steps)
+        why = chunks.resized.get(file, store).why_not_restored(saved.tensors[file], saved.replay[file].num_steps)
         if why is not None:
             place = saved.path / f"{file}.safetensors"
             raise CheckpointError(f"{place}: {why}. It was changed by hand; saving.replay=false goes on without it.")
@@ -182,6 +191,7 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     chunks.restore(saved.path.parent, saved.replay, are_ours=saved.path.parent == trainer.run.checkpoints.resolve())
     for file, tensors in into.items():
         checkpoint.restore_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
+    chunks.move_resized()
     for one in trainer.algorithms.values():
         one.restored()
     restore_generators()

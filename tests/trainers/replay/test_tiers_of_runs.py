@@ -69,6 +69,7 @@ def test_what_a_runs_tiers_cannot_hold_is_told_of_its_policy():
         ({"pinned": "1GB"}, "tiers.pinned: it holds what the device has no room for. Say how much that is by device"),
         ({"device": "1GB"}, "tiers.device: what it has no room for needs pinned or file. Give one, or leave device"),
         ({"device": "much", "file": "1GB"}, "tiers.device: expected a size, such as 80GB or 512MiB"),
+        ({"device": 8, "file": "1GB"}, "tiers.device: expected a size, such as 80GB or 512MiB, got 8"),
         ({"device": "1GB", "pinned": "1GB", "folder": "x"}, "tiers.folder: it is about files, and there are none."),
         ({"device": "1GB", "file": "1GB", "admit": "some"}, "tiers.admit: expected all, stride:4 or priority:4"),
         ({"device": "1GB", "file": "1GB", "admit": "priority:2"}, "tiers.admit: transitions have no priorities. Set"),
