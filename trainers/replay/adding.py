@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 THREADS = 128
 """Of a block that adds."""
 MOST_BLOCKS = 32 * MULTIPROCESSORS
+"""Of a launch."""
 WORDS_AT_ONCE = 4
 """Of a long field, that a thread copies at once."""
 BYTES_AT_ONCE, MOST_STEPS = 128, 16

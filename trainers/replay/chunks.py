@@ -222,7 +222,6 @@ class Chunks:
             for one in self.names(name) if serve else ():
                 self.stamps_of(name).note(folder / REPLAY, listings[one].parts)
 
-
     @property
     def resized(self) -> dict[str, ReplayStore]:
         """By name, of those that `check_fits` found to be of another size in a checkpoint, one of that size: it is
