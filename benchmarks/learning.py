@@ -145,13 +145,14 @@ TASKS = {
     "minatar_seaquest": Task("minatar_seaquest.yaml"),
     "minatar_breakout_dqn": Task("minatar_breakout_dqn.yaml", at_least=28),
     **{
-        f"minatar_{game}_{by}": Task(f"minatar_breakout_{by}.yaml", at_least=score, changed={"name": f"minatar_{game}"})
+        f"minatar_{game}_{by}": Task(
+            f"minatar_breakout_{by}.yaml",
+            at_least=score,
+            changed={"name": f"minatar_{game}"} | (_ONE_STEP if (game, by) == ("asterix", "dqn") else {}),
+        )
         for game, score in (("asterix", 15), ("space_invaders", 131), ("freeway", 58))
         for by in ("pqn", "dqn")
     },
-    "minatar_asterix_dqn": Task(
-        "minatar_breakout_dqn.yaml", at_least=15, changed={"name": "minatar_asterix"} | _ONE_STEP
-    ),
     "tag_gridworld": Task("tag_gridworld_ppo.yaml", num_episodes=500, crosses=True),
     "tag_continuous": Task("tag_continuous_ppo.yaml", num_episodes=500, crosses=True),
 }

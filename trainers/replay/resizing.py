@@ -28,15 +28,16 @@ def store_of_size(store: ReplayStore, listing: Listing) -> ReplayStore | None:
     """One of the size that another run's had, to read its files into, where nothing but that differs; None where it
     does not, or more does, or where steps do not simply lie in a ring."""
     was, now = listing.layout, store.layout.described()
-    sizes = {key: was.get(key) for key in ("num_slots", "num_sides")}
     differing = {key for key in now if was.get(key) != now[key]}
-    if not differing or not differing <= sizes.keys() or store.tiered is not None or listing.gaps:
+    if not differing or differing - {"num_slots", "num_sides"} or store.tiered is not None or listing.gaps:
         return None
-    num_slots = sizes["num_slots"]
-    if not all(type(size) is int and size > 0 for size in sizes.values()) or num_slots != listing.num_slots:
+    try:
+        layout = Layout.of_description(was)
+    except (KeyError, TypeError, ValueError):
         return None
-    if num_slots % store.layout.num_steps:
+    if layout.num_slots != listing.num_slots or layout.num_slots % layout.num_steps:
         return None
+    sizes = {"num_slots": layout.num_slots, "num_sides": layout.num_sides}
     return type(store).of_layout(dataclasses.replace(store.layout, **sizes), store.backend)
 
 

@@ -170,7 +170,9 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
         try:
             checkpoint.check_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
         except CheckpointError as error:
-            raise CheckpointError(f"{error} {EMPTY}" if file in chunks.stores else str(error)) from None
+            if file not in chunks.stores:
+                raise
+            raise CheckpointError(f"{error} {EMPTY}") from None
     learned = [file for file in into if file not in chunks.stores and file != checkpoint.ENV]
     read = {f"{saved.path / file}.safetensors": saved.tensors[file] for file in learned}
     check_finite(read, "Use an older checkpoint.")

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainers_runs import config_of
 
 from trainers.commands.train import dry_run
 from trainers.errors import MisfitError, NotSavedError, UnreadableError
@@ -19,27 +18,9 @@ from trainers.replay.of_ranks import EMPTY
 from trainers.run import checkpoint, disk, manifest
 from trainers.run.resume import load, restore
 from trainers.run.tensor_file import header_of, write_tensors
-from trainers.settings.read_config import read_config
-from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
 NAME = "replay.tagger"
-
-
-@pytest.fixture
-def make(tmp_path, device, monkeypatch):
-    """A function that makes a Trainer of DQN: 5 steps of 8 envs an iteration, in a ring of 30; a chunk is an
-    iteration."""
-    monkeypatch.setattr(store, "CHUNK_BYTES", 1)
-
-    def call(iterations=14, resume=None, buffer_size=2000, prioritized=True, **saving):
-        sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": 40 * iterations, "device": device, "seed": 3}
-        saving = {"basedir": str(tmp_path), "metrics_log_freq": 5, **saving}
-        config = config_of("dqn", sizes, saving)
-        taggers = {**config["policy"]["tagger"], "buffer_size": buffer_size, "prioritized": prioritized}
-        return Trainer(read_config({**config, "policy": {**config["policy"], "tagger": taggers}}), resume=resume)
-
-    return call
 
 
 def ring_of(trainer):
@@ -324,52 +305,12 @@ def test_where_a_store_alone_is_harmed_the_way_out_goes_on_with_the_rest(make):
         make(resume=trainer.run.path)
 
 
-@pytest.mark.parametrize(("size", "slots", "kept"), [(4000, 55, 25), (800, 15, 14)])
-def test_a_run_goes_on_with_a_store_of_another_size(make, capsys, size, slots, kept):
-    """8 iterations of 5 steps went into 30 slots: of 40 steps 11 to 39 are whole. A larger ring begins with the windows
-    that are, from 15 on, and counts from there; a smaller one has the last 14 steps of 40."""
-    trainer = make(8)
-    trainer.train()
-    before = trainer.stores[NAME]
-    resumed = make(11, resume=trainer.run.path, buffer_size=size)
-    assert f"{NAME} is of another size: what fits of its newest steps stays, all of the same" in capsys.readouterr().out
-    after = resumed.stores[NAME]
-    assert (before.num_slots, after.num_slots) == (30, slots)
-    assert after.num_steps_added == int(after.small["head"][0]) == (25 if slots > 30 else 40)
-    rows_before = torch.arange(40 - kept, 40) % 30
-    rows_after = torch.arange(after.num_steps_added - kept, after.num_steps_added) % slots
-    for name, one in after.tensors.items():
-        if name != "done":  # which says where a truncation's last observations lie
-            assert torch.equal(one[rows_after], before.tensors[name][rows_before]), name
-    resumed.train()
-    assert after.num_steps_added == int(after.small["head"][0]) == (25 if slots > 30 else 40) + 3 * 5
-    again = make(12, resume=resumed.run.path, buffer_size=size)
-    for name, one in ring_of(resumed).items():
-        assert torch.equal(one, ring_of(again)[name]), name
-    again.train()
-
-
 def test_what_another_table_kept_is_refused_with_the_way_out(make):
     trainer = make(1)
     trainer.train()
     with pytest.raises(CheckpointError, match=f"holds table_transitions_.*, which is not in this run. {EMPTY}"):
         make(resume=trainer.run.path, prioritized=False)
     assert make(resume=trainer.run.path, prioritized=False, replay=False).iteration == 1
-
-
-def test_a_store_that_grew_before_it_was_full_holds_what_one_would_that_was_large_from_the_start(make):
-    """Priorities apart, which are those of new items."""
-    small, large = make(4), make(4, buffer_size=4000)
-    small.train()
-    large.train()
-    grown = make(4, resume=small.run.path, buffer_size=4000)
-    for name, one in ring_of(grown).items():
-        if not name.startswith("table_"):
-            assert torch.equal(one, ring_of(large)[name]), name
-    tree = grown.stores[NAME].tables["transitions"].selector.tree
-    leaves = tree.leaves[: 55 * 80].view(55, 80)
-    assert leaves[:20].unique().tolist() == [tree.maximum.item()] and not leaves[20:].any()
-    assert tree.nodes[-16] == leaves.sum() and tree.range.tolist() == [0, 20]
 
 
 def test_the_last_checkpoints_room_counts_the_steps_to_come_up_to_a_ring(make):
