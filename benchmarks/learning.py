@@ -72,10 +72,17 @@ class Task:
 
 _SMAX = {"trainer.total_timesteps": "2_097_152", "policy.ally.lr": "[[0, 4e-3], [2_097_152, 0.0]]"}
 
-_ONE_STEP = {
-    "trainer.total_timesteps": "2_000_000", "policy.agent.lr": "[[0, 5e-4], [2_000_000, 0.0]]",
-    "policy.agent.n_step": "1", "policy.agent.model": "{type: cnn, conv: minatar, activation: relu}",
+_ONE_STEP = {"policy.agent.n_step": "1", "policy.agent.model": "{type: cnn, conv: minatar, activation: relu}"}
+_OF_GAMES = {
+    "asterix_dqn": {
+        "trainer.total_timesteps": "2_000_000", "policy.agent.lr": "[[0, 5e-4], [2_000_000, 0.0]]", **_ONE_STEP,
+    },
+    "freeway_dqn": {
+        "trainer.total_timesteps": "3_000_000", "policy.agent.lr": "[[0, 5e-4], [3_000_000, 0.0]]", **_ONE_STEP,
+    },
+    "space_invaders_dqn": _ONE_STEP,
 }  # fmt: skip
+"""Of MinAtar by Q-learning: what changes of Breakout's config."""
 _TEN_ENVS = {
     "trainer.num_envs": "10", "trainer.train_batch_size": "1_000", "policy.agent.batch_size": "128",
     "policy.agent.model.fc_dims": "[120, 84]",
@@ -148,7 +155,7 @@ TASKS = {
         f"minatar_{game}_{by}": Task(
             f"minatar_breakout_{by}.yaml",
             at_least=score,
-            changed={"name": f"minatar_{game}"} | (_ONE_STEP if (game, by) == ("asterix", "dqn") else {}),
+            changed={"name": f"minatar_{game}"} | _OF_GAMES.get(f"{game}_{by}", {}),
         )
         for game, score in (("asterix", 15), ("space_invaders", 131), ("freeway", 58))
         for by in ("pqn", "dqn")
