@@ -114,6 +114,8 @@ TASKS = {
         demonstrations="deep_sea/demonstrations.py",
         changed={"policy.agent.demo_ratio": "0"},
     ),
+    "deep_sea_ngu": Task("deep_sea/deep_sea_ngu.yaml", at_least=0.9),
+    "deep_sea_agent57": Task("deep_sea/deep_sea_agent57.yaml", at_least=0.9),
     "memory_len_r2d2": Task("memory_len_r2d2.yaml", at_least=0.9),
     "cartpole_c51": Task("cartpole_c51.yaml", at_least=475, num_of_ten=10),
     "cartpole_qrdqn": Task("cartpole_qrdqn.yaml", at_least=475, num_of_ten=10),
