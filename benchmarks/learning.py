@@ -123,6 +123,8 @@ TASKS = {
     "cartpole_rainbow": Task("cartpole_rainbow.yaml", at_least=475, num_of_ten=10),
     "acrobot_dqn": Task("acrobot_dqn.yaml", at_least=-85),
     "acrobot_pqn": Task("acrobot_pqn.yaml", at_least=-85),
+    "mountain_car_dqn": Task("mountain_car_dqn.yaml", at_least=-118),
+    "mountain_car_pqn": Task("mountain_car_pqn.yaml", at_least=-118),
     "cartpole_impala": Task("cartpole_impala.yaml", at_least=475, num_of_ten=10),
     "minatar_breakout_rainbow": Task("minatar_breakout_rainbow.yaml", at_least=28),
     "cartpole_pqn": Task("cartpole_pqn.yaml", at_least=475, num_of_ten=10),
