@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.settings.config import ActorCriticConfig
-from warpdrive.config import Between, Number, Positive
+from warpdrive.config import Between, Number
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -33,15 +33,14 @@ class A2CConfig(ActorCriticConfig):
     MIN_STEPS: ClassVar[int] = 5
     MINIBATCH: ClassVar[int] = 64
     MAX_MINIBATCHES: ClassVar[int] = 128
+    FALLS: ClassVar[tuple[float, float]] = (2e-3, 1e-5)
 
-    max_grad_norm: Positive = 0.3
-    """How long the gradient of all the policy's parameters together may be."""
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5
     """Weight of the value loss, the mean squared error (without the half that some write before it)."""
     normalize_advantage: bool = True
     """Whether advantages are brought to mean 0 and standard deviation 1, or to less by min_advantage_std, in each
     minibatch."""
-    min_advantage_std: Annotated[float, Between(0)] = 0.2
+    min_advantage_std: Annotated[float, Between(0)] = 0.3
     """The part of the returns' standard deviation that advantages are divided by at least, of normalize_return. 0:
     by their own, however small."""
 
