@@ -35,6 +35,9 @@ class A2CConfig(ActorCriticConfig):
     MAX_MINIBATCHES: ClassVar[int] = 128
     FALLS: ClassVar[tuple[float, float]] = (2e-3, 1e-5)
 
+    lr: Annotated[Number, Between(0)] | None = None
+    """Adam's step size. A schedule counts env steps. If not given, it falls from 2e-3 to 1e-5 in a straight line over
+    the run."""
     vf_loss_coeff: Annotated[Number, Between(0)] = 0.5
     """Weight of the value loss, the mean squared error (without the half that some write before it)."""
     normalize_advantage: bool = True
