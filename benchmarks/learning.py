@@ -154,6 +154,16 @@ TASKS = {
     "minatar_space_invaders": Task("minatar_space_invaders.yaml", at_least=131),
     "minatar_freeway": Task("minatar_freeway.yaml", at_least=58),
     "minatar_seaquest": Task("minatar_seaquest.yaml"),
+    "minatar_breakout_impala": Task("minatar_breakout_impala.yaml", at_least=28),
+    **{
+        f"minatar_breakout_impala_lag_{lag}": Task(
+            "minatar_breakout_impala.yaml", at_least=28, changed={"policy.agent.policy_lag": f"{lag}"}
+        )
+        for lag in (1, 4)
+    },
+    "minatar_breakout_impala_uncorrected": Task(
+        "minatar_breakout_impala.yaml", changed={"policy.agent.vtrace": "false"}
+    ),
     "minatar_breakout_dqn": Task("minatar_breakout_dqn.yaml", at_least=28),
     **{
         f"minatar_{game}_{by}": Task(

@@ -259,9 +259,8 @@ def defaults() -> str:
         "**At default keys** (`python benchmarks/defaults.py --seeds 5 --device cpu`, and `cuda`): the config names an "
         "env, an algorithm, a number of envs and a length, and nothing else but what stands beside it. Greedy mean "
         "returns by seed, worst first, - where it was not measured; in Tag, what a trained side gains over an "
-        "untrained one, in standard errors over the seeds. The GPU is an H200; of PPO and MAPPO in simple_spread and "
-        "Tag it is an H100. PPO and MAPPO learned in fp32 in classic control (but for mountain car), all others at the "
-        "default precision. A row is reached if every seed does; in Tag, if the mean over the seeds does.\n\n"
+        "untrained one, in standard errors over the seeds. The GPU is an H200. A row is reached if every seed does; in "
+        "Tag, if the mean over the seeds does.\n\n"
         + table("task", "env steps", "CPU", "GPU", "must reach", "reached", rows=cells)
     )
 

@@ -43,6 +43,8 @@ class IMPALAConfig(ActorCriticConfig):
     """Bound of the ratio of an action's probabilities, now over then, by which a step counts."""
     max_c: Positive = 1.0
     """Bound of the ratio by which later steps are heard."""
+    vtrace: bool = True
+    """false: steps count as if who learns had played them, as A2C's do; to measure what V-trace is worth."""
     policy_lag: Size = 0
     """Iterations by which who plays is behind who learns. Evaluations and exports are of who plays."""
 
@@ -90,7 +92,7 @@ class IMPALA(OnPolicy):
         self._scale = prepare_scale(group, kernels_of(group, config.gamma, config.reward_clip))
         self.estimate = prepare_vtrace(
             group,
-            self.log_ratio,
+            self.log_ratio if config.vtrace else new(self.log_ratio),
             self.target,
             group.value_moments if norm is None else norm.moments,
             discount=config.gamma,
@@ -123,7 +125,7 @@ class IMPALA(OnPolicy):
         from trainers.run.num_bytes import WORK, bytes_of
 
         found, rows = super().num_bytes(config, actor, num_steps, num_envs, device), num_envs * actor.spec.num_agents
-        found["ratio"] = 4 * num_steps * rows
+        found["ratio"] = 4 * num_steps * rows * (1 if config.vtrace else 2)
         judging = bytes_of_pass(actor, num_envs, judges=True) | {WORK: 4 * rows * (actor.policy.head.num_outputs + 1)}
         found["who judges"] = sum(judging.values())
         if config.policy_lag:

@@ -45,10 +45,10 @@ def test_who_plays_is_who_learned_so_many_iterations_ago(make, lag):
     assert not torch.equal(learned[0][0], learned[1][0])
 
 
-@pytest.mark.parametrize("normalize_return", [False, True])
-def test_targets_are_vtraces_by_who_learns(make, normalize_return):
-    """Everything but the recursion made anew by torch, from what the envs saw."""
-    trainer = make(policy_lag=3, normalize_return=normalize_return, max_rho=1.05, max_c=0.98)
+@pytest.mark.parametrize(("normalize_return", "vtrace"), [(False, True), (True, True), (True, False)])
+def test_targets_are_vtraces_by_who_learns(make, normalize_return, vtrace):
+    """Everything but the recursion made anew by torch, from what the envs saw; uncorrected, by ratios of 1."""
+    trainer = make(policy_lag=3, normalize_return=normalize_return, vtrace=vtrace, max_rho=1.05, max_c=0.98)
     group, rollout, algorithm = trainer.rollout.groups["agent"], trainer.rollout, trainer.algorithms["agent"]
     for _ in range(3):
         trainer.iterate()
@@ -67,7 +67,8 @@ def test_targets_are_vtraces_by_who_learns(make, normalize_return):
         number[env] += 1
     ratio = now - group.log_prob
     assert (ratio.abs() > 1e-3).any() and rollout.truncated.any()
-    steps = (rollout.reward, value[:-1], next_value, ratio, rollout.terminated, rollout.truncated)
+    counted = ratio if vtrace else torch.zeros_like(ratio)
+    steps = (rollout.reward, value[:-1], next_value, counted, rollout.terminated, rollout.truncated)
     advantage, target = vtrace_reference(*steps, 0.9, 0.95, 1.05, 0.98)
     with torch.no_grad():
         algorithm.estimate_targets()
