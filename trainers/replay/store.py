@@ -173,7 +173,8 @@ class ReplayStore:
         Raises:
             ConfigError: what adds it was prepared before the store was resized: it was not added.
         """
-        self._check_added_to(self._prepared_for)
+        if self._prepared_for is not None:
+            self.check_memory_is(self._prepared_for, "prepare_add")
         self.num_steps_added += self.layout.num_steps
         if self.tiered is not None:
             self.tiered.count(self.num_steps_added)
@@ -192,7 +193,7 @@ class ReplayStore:
         memory = self._prepared_for = self.tensors
 
         def add() -> None:
-            self._check_added_to(memory)
+            self.check_memory_is(memory, "prepare_add")
             if self.tiered is not None:
                 self.tiered.before_add()
             launch()
@@ -202,10 +203,11 @@ class ReplayStore:
 
         return add
 
-    def _check_added_to(self, memory: Mapping[str, torch.Tensor] | None) -> None:
-        if memory is not None and memory is not self.tensors:
-            told = "a window would be added to memory that the store left when it was resized"
-            raise ConfigError(f"{told}. Call prepare_add again, and capture anew what calls it.")
+    def check_memory_is(self, memory: Mapping[str, torch.Tensor], prepared_by: str) -> None:
+        """Raises ConfigError if a launch was prepared for other tensors than are the store's now."""
+        if memory is not self.tensors:
+            told = "what was prepared is of memory that the store left when it was resized"
+            raise ConfigError(f"{told}. Call {prepared_by} again, and capture anew what calls it.")
 
     # ----------------------------------------------------------------------------------------- state
 

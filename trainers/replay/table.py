@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -120,6 +121,7 @@ class Table:
         Raises:
             ConfigError: there are not as many yet. (`prepare_draw` leaves that to who calls.)
         """
+        self._check_number(number)
         if number > self.num_drawable:
             behind, ahead = self.window.behind, self.window.ahead
             raise ConfigError(
@@ -132,17 +134,21 @@ class Table:
         self.count_draw(number)
         return batch
 
+    def _check_number(self, number: object) -> None:
+        if not isinstance(number, numbers.Integral) or number < 1:
+            raise ConfigError(f"table '{self.name}': a batch of {number} items. Take a whole number of at least 1.")
+
     def count_draw(self, number: int) -> None:
         """Tells the host that so many were drawn: whoever replays a graph of `prepare_draw`'s call says so."""
         self.num_sampled += number
 
     def prepare_draw(self, number: int) -> tuple[Callable[[], None], Batch]:
         """A draw that was packed once, and the batch that it fills; the same two for the same number."""
-        if number < 1:
-            raise ConfigError(f"table '{self.name}': a batch of {number} items. Take at least 1.")
+        self._check_number(number)
         if number not in self._prepared:
             feed = None if self.store.tiered is None else Feed(self, number)  # each call draws, fetches and gathers
-            self._prepared[number] = self._prepare(number) if feed is None else (feed.take, feed.batch)
+            call, batch = self._prepare(number) if feed is None else (feed.take, feed.batch)
+            self._prepared[number] = self._of_memory(call, "prepare_draw"), batch
         return self._prepared[number]
 
     def feed(self, number: int, ahead: int) -> Feed:
@@ -194,7 +200,18 @@ class Table:
                 f"table '{self.name}': {type(self.selector).__name__} draws by no priorities. Make the table by "
                 "Prioritized(), or leave update out."
             )
-        return tree.prepare_set(index, priority, self.selector.is_stratified if in_order is None else in_order)
+        in_order = self.selector.is_stratified if in_order is None else in_order
+        return self._of_memory(tree.prepare_set(index, priority, in_order), "prepare_update")
+
+    def _of_memory(self, call: Callable[[], None], prepared_by: str) -> Callable[[], None]:
+        """The same, refused once the store has been resized."""
+        memory = self.store.tensors
+
+        def checked() -> None:
+            self.store.check_memory_is(memory, prepared_by)
+            call()
+
+        return checked
 
     def raise_if_refused(self) -> None:
         """Waits for the device. Raises PriorityError if a priority was NaN, negative or of no item; names where."""

@@ -66,6 +66,7 @@ class Tiered:
         self._came_down: torch.cuda.Event | None = None
         self.files: Filed | None = None
         if division.chunk:
+            _check_folder(division.file.folder)
             self.files = Filed(layout, division, self.warm)
         self.num_fetched = [0, 0]
         """Batches whose items were fetched in time; and those that the host had to wait for."""
@@ -320,6 +321,17 @@ def pinned(shape: Sequence[int], dtype: torch.dtype, backend: Backend, owner: ob
 
 def _unpin(tensor: torch.Tensor) -> None:
     torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+
+
+def _check_folder(folder: str | None) -> None:
+    """Raises ConfigError where files could not be written; None: it is the checkpoints', and there already."""
+    if folder is None:
+        return
+    try:
+        disk.try_folder(Path(folder))
+    except OSError as error:
+        why = disk.why_not_written(error, Path(folder))
+        raise ConfigError(f"tiers.folder: no files can be written to {folder} ({why}). Name one that can.") from None
 
 
 def _rows(ring: torch.Tensor, every: int, slots: int, begin: int, end: int) -> torch.Tensor:

@@ -49,7 +49,8 @@ def share_a_selector(store) -> None:
         (lambda b: make(b, 24, [Field("x", extra=1)]).table("a", Uniform(), WINDOW), "the store keeps no 'reward'."),
         (lambda b: make(b, 24, [*FIELDS, Field("m", every=3)]), "field 'm' has a value every 3 steps, and a window 4"),
         (lambda b: make(b).table("a", Uniform(), WINDOW).draw(8), "'a': a batch of 8 items, and 0 may be drawn"),
-        (lambda b: make(b).table("a", Uniform(), WINDOW).prepare_draw(0), "a batch of 0 items. Take at least 1."),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).prepare_draw(0), "a batch of 0 items. Take a whole number"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).draw(1.5), "a batch of 1.5 items. Take a whole number of at"),
         (lambda b: Transitions(n_step=0), "n_step: 0 is less than 1. Take at least 1."),
         (lambda b: Transitions(axis="agents"), "axis: 'agents' is neither. Take \"agent\" or \"env\"."),
         (lambda b: Sequences(axis="row"), "axis: 'row' is neither."),
@@ -172,7 +173,13 @@ def test_what_was_prepared_before_a_store_was_resized_is_refused(backend):
     kept = Kept(Played(3, 2, 4, seed=9), 4, backend)
     for _ in range(6):
         kept.add()
+    table = kept.store.table("all", Prioritized(), Transitions())
+    draw, batch = table.prepare_draw(8)
+    update = table.prepare_update(batch.index, batch.weight)
     kept.store.resize(8 * 12)
+    for name, call in (("draw", draw), ("update", update)):
+        with pytest.raises(ConfigError, match=f"when it was resized. Call prepare_{name} again, and capture anew"):
+            call()
     head = kept.store.num_steps_added
     for call in (kept.store.count_window, kept.call):
         with pytest.raises(ConfigError, match="the store left when it was resized. Call prepare_add again, and capt"):

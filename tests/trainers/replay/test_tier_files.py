@@ -16,6 +16,7 @@ from trainers.replay import store as store_module
 from trainers.replay.chunks import REPLAY, Chunks
 from trainers.replay.selectors import Uniform
 from trainers.run import checkpoint
+from warpdrive.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +162,14 @@ def test_a_save_drops_the_steps_of_a_file_that_was_changed_and_names_it(tmp_path
     for one in (ours, theirs):
         one["done"][12:16] = 0
     assert_same(ours, theirs)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_any_step_is_lost(tmp_path, backend):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"^tiers\.folder: no files can be written to .*/file/in \(Not a directory\)"):
+        make(backend, tmp_path / "file/in")
+    make(backend, tmp_path / "new/folder")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
