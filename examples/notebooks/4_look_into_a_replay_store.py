@@ -76,7 +76,7 @@ print(f"{table.num_drawable:,} items may be drawn")
 # three steps lie between an observation and the next.
 
 # %%
-batch = table.draw(4_096)
+batch = table.draw(min(4_096, table.num_drawable))
 index, weight, discount = (one.cpu().numpy().copy() for one in (batch.index, batch.weight, batch.discount))
 commonest = np.bincount(index).max()
 print(f"{len(np.unique(index)):,} different items in {len(index):,} rows, the commonest {commonest} times")
