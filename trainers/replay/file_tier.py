@@ -316,15 +316,12 @@ class Filed:
     def _mapped(self, part: Part) -> dict[str, np.ndarray] | None:
         """By field, [bytes] uint8: memory that the kernel reads from the file as it is asked for. None:
         the file cannot be read any more, and its steps are lost."""
-        path, why = self.folder / part.name, None
+        path = self.folder / part.name
         with self._lock:
             known = self._maps.get(part.name)
-        try:
-            if path.stat().st_size != part.bytes:
-                why = "was cut or has grown"  # to read beyond its end would be fatal
-        except OSError as error:  # what was mapped can be read though it is removed
-            why = None if known else f"cannot be read any more ({error.strerror})"
-        if why is not None:
+        if known and not path.exists():  # what was mapped can be read though it is removed
+            return known
+        if (why := self.stamps.why_other(self.folder, part)) is not None:
             self.lose({part.name})
             self._trouble = f"{path}: {why}. Training goes on without its steps."
             return None

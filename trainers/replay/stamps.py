@@ -28,6 +28,13 @@ class Stamps:
             with contextlib.suppress(OSError):  # one that is gone is found missing later
                 self._known[folder / part.name] = _stamp(os.lstat(folder / part.name))
 
+    def why_other(self, folder: Path, part: Part) -> str | None:
+        """What is wrong with a file that is not what was written, if anything is."""
+        why, stamp = self._look(folder / part.name, part)
+        if why is None:
+            self._known[folder / part.name] = stamp
+        return why
+
     def why_harmed(self, folder: Path, parts: Iterable[Part]) -> dict[str, str]:
         """By name, what is wrong with files that are not what was written. Others are known by their stamps from now
         on, and those that are not asked for are forgotten."""

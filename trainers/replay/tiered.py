@@ -35,6 +35,10 @@ SO_FAR = {"dropped_steps", "fetched", "stalls", "stall_seconds", "bytes_admitted
 """What is counted over the whole run."""
 
 
+_places: weakref.WeakValueDictionary[Path, Tiered] = weakref.WeakValueDictionary()
+"""Of stores that are no run's, by the folder of their files."""
+
+
 def hot_sizes(of_rings: Sizes, division: Division | None) -> Sizes:
     """Of the rings on the device."""
     if division is None:
@@ -68,6 +72,9 @@ class Tiered:
         if division.chunk:
             _check_folder(division.file.folder)
             self.files = Filed(layout, division, self.warm)
+        self._hold: FolderHold | None = None
+        self._is_placed = self.files is None
+        """Whether it was said for good where files go."""
         self.num_fetched = [0, 0]
         """Batches whose items were fetched in time; and those that the host had to wait for."""
         self.stall_seconds = 0.0
@@ -103,6 +110,8 @@ class Tiered:
         if self.side is not None:  # what is fetched is read before the window overwrites it, too
             self.backend.stream.wait_stream(self.side)
         self.head = head
+        if not self._is_placed:
+            self._place()
         if self.files is not None:
             self.files.poll()
         if low < 0:
@@ -113,6 +122,16 @@ class Tiered:
             self._copy_down(low, low + division.num_steps)
         if self.files is not None:
             self.files.came_down(low + division.num_steps, head, self._came_down, self._settle)
+
+    def _place(self) -> None:
+        """Of a store that is no run's: its files go where they were said to go."""
+        self._is_placed, folder = True, self.files.folder
+        if folder is None or self.files.is_shared:
+            return
+        if folder.resolve() in _places:
+            raise _is_taken(folder, "store of this process")
+        self._hold = _taken(folder, self.files.name)
+        _places[folder.resolve()] = self
 
     def beside(self) -> Any:
         """The stream beside the learner's, after what that was told so far."""
@@ -250,9 +269,8 @@ class Tiered:
             if os.path.lexists(place):
                 check_folder(place)
         if not is_shared:
-            self._hold = _hold(place)
-            for path in place.glob(f"{name}.*.safetensors"):
-                path.unlink()  # of a process before this one: checkpoints have what is needed
+            self._hold = _taken(place, name)
+        self._is_placed = True
         owner = place if folder is not None else run.path
         began = inode_of(owner)
         self.files.files_in(place, name, is_shared)
@@ -289,16 +307,24 @@ class Tiered:
         self._counted_before = {name: counted.get(name, 0) - one for name, one in self.counted().items()}
 
 
-def _hold(folder: Path) -> FolderHold | None:
-    """Keeps other processes from having their files there."""
+def _taken(folder: Path, name: str) -> FolderHold | None:
+    """Keeps other stores from having their files there, and removes those of one before of this name, which nobody
+    reads any more: checkpoints have what is needed of them."""
     try:
         disk.make_folder(folder)
-        return hold_folder(folder)
+        hold = hold_folder(folder)
     except BlockingIOError:
-        message = f"{folder}: another process has the files of its tiers here"
-        raise ConfigError(f"{message}. Wait until it has ended, or give another tiers.folder.") from None
+        raise _is_taken(folder, "process") from None
     except OSError:  # a disk that is full or knows no locks: what cannot be written is told when it is tried
-        return None
+        hold = None
+    for path in folder.glob(f"{name}.*.safetensors"):
+        path.unlink()
+    return hold
+
+
+def _is_taken(folder: Path, by: str) -> ConfigError:
+    message = f"{folder}: another {by} has the files of its tiers here"
+    return ConfigError(f"{message}. Wait until it has ended, or give another tiers.folder.")
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype, backend: Backend, owner: object) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import itertools
 import shutil
 import threading
@@ -170,6 +171,23 @@ def test_a_folder_that_cannot_be_written_is_told_before_any_step_is_lost(tmp_pat
         make(backend, tmp_path / "file/in")
     make(backend, tmp_path / "new/folder")
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_has_the_files_of_one_store_at_a_time(tmp_path, backend):
+    """What another left there before goes, as nobody reads it."""
+    first = make(backend, tmp_path)
+    for _ in range(24):
+        first.add()
+    first.store.tiered.files.flush()
+    left = set(tmp_path.iterdir())
+    second = make(backend, tmp_path)
+    with pytest.raises(ConfigError, match=f"^{tmp_path}: another store of this process has the files of its tiers"):
+        second.add()
+    assert left and set(tmp_path.iterdir()) == left
+    del first
+    gc.collect()
+    make(backend, tmp_path).add()
+    assert not any(one.suffix == ".safetensors" for one in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

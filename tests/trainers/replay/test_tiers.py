@@ -124,8 +124,8 @@ def test_a_selector_that_knows_of_no_gaps_is_refused_where_there_are_some(tmp_pa
         store.table("all", selector(), WINDOW)
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_steps_of_a_file_that_is_gone_or_cut_are_drawn_no_more_and_it_is_told(tmp_path, backend, is_cut):
+@pytest.mark.parametrize("harm", ["gone", "cut", "changed"])
+def test_steps_of_a_file_that_is_gone_cut_or_changed_are_drawn_no_more_and_it_is_told(tmp_path, backend, harm):
     kept, said = make(backend, tmp_path), []
     files = kept.store.tiered.files
     files.say = said.append
@@ -134,12 +134,21 @@ def test_steps_of_a_file_that_is_gone_or_cut_are_drawn_no_more_and_it_is_told(tm
         kept.add()
     files.flush()
     gone, why = files.parts[5], "cannot be read any more (No such file or directory)"
-    if is_cut:
-        drawn(table, 10)  # by now it is known
-        os.truncate(tmp_path / gone.name, 200)
-        why = "was cut or has grown"
-    else:
+    if harm == "gone":
         (tmp_path / gone.name).unlink()
+    else:
+        drawn(table, 10)  # by now it is known
+    if harm == "cut":
+        os.truncate(tmp_path / gone.name, 200)
+        why = f"was changed since it was written: 200 bytes of {gone.bytes}"
+    if harm == "changed":
+        with open(tmp_path / gone.name, "r+b") as file:
+            file.seek(-7, os.SEEK_END)
+            byte = file.read(1)
+            file.seek(-7, os.SEEK_END)
+            file.write(bytes([byte[0] ^ 4]))
+        why = "was changed since it was written"
+        os.utime(tmp_path / files.parts[9].name)  # which is as it was
     batch = drawn(table, 60)
     steps = kept.store.num_steps_added - 96 + torch.remainder(batch["index"] // 6 - kept.store.num_steps_added, 96)
     # what begins in it, one step before (which it needs the first of) or two after, as what an item needs lies in it
@@ -147,7 +156,8 @@ def test_steps_of_a_file_that_is_gone_or_cut_are_drawn_no_more_and_it_is_told(tm
     assert torch.equal(batch["weight"] == 0.0, lost) and lost.any() and not lost.all()
     kept.add()
     assert said == [f"warning: {tmp_path / gone.name}: {why}. Training goes on without its steps."]
-    assert gone not in files.parts and kept.store.tiered.counters()["dropped_steps"] == 4 * 3
+    assert gone not in files.parts
+    assert kept.store.tiered.counters()["dropped_steps"] == 4 * 3
 
 
 def test_rows_of_a_file_that_expires_while_they_are_read_are_read(tmp_path, backend, monkeypatch):

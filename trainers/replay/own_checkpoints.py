@@ -1,0 +1,93 @@
+"""Checkpoints of a store whose loop is one's own; those of a run hold its stores already."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainers.replay.chunks import REPLAY, Chunks, check_sums
+from trainers.replay.of_ranks import EMPTY
+from trainers.replay.storage import of_steps
+from trainers.run import checkpoint
+from trainers.run.reading import list_checkpoints
+from warpdrive.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from trainers.replay.store import ReplayStore
+
+NAME = "replay"
+
+
+class StoreCheckpoints:
+    """What going on exactly from here takes of a store and its tables, in a folder, one checkpoint a save.
+
+    checkpoints = StoreCheckpoints(store, "kept")     # once the store's tables are made
+    checkpoints.restore()                             # the newest, if there is one
+    checkpoints.save()                                # only steps that came since the one before are written
+
+    A kill at any moment leaves the checkpoint before. Steps are in files that checkpoints share; with a tier of files
+    that has no folder of its own, they are that tier's.
+
+    Args:
+        folder: of this store alone; made where it is missing.
+        num_kept: how many of the newest checkpoints stay.
+    """
+
+    def __init__(self, store: ReplayStore, folder: str | Path, num_kept: int = 2) -> None:
+        self.store, self.folder, self.num_kept = store, Path(os.path.realpath(folder)), num_kept
+        self._chunks = Chunks({NAME: store})
+        files = None if store.tiered is None else store.tiered.files
+        if files is not None and files.folder is None:
+            files.files_in(self.folder / REPLAY, NAME, is_shared=True)
+
+    def save(self) -> Path:
+        """Waits for the device and the disk. The checkpoint's folder: step_<env steps that were added>.
+
+        Raises:
+            NotSavedError: the disk is full or cannot be written; the checkpoints before are as they were.
+        """
+        env_steps = self.store.num_steps_added * self.store.layout.num_envs
+        small = self._chunks.small()
+        return checkpoint.begin_checkpoint(self.folder, env_steps, small, {}, {}, self.num_kept, chunks=self._chunks)()
+
+    def restore(self, path: str | Path | None = None) -> Path | None:
+        """Fills a store that was made as the saved one was, with the same tables; it may have another capacity, if it
+        holds no steps yet and has no tiers.
+
+        Args:
+            path: a checkpoint of the folder; if not given, the newest.
+        Returns:
+            The checkpoint; None: there is none.
+        Raises:
+            CheckpointError: a file is missing, damaged, or of another kind of store; nothing has changed.
+        """
+        found = list_checkpoints(self.folder) if path is None else [Path(os.path.realpath(path))]
+        if not found:
+            return None
+        try:
+            return self._restore(found[-1])
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(f" {EMPTY}", "")) from None
+
+    def _restore(self, path: Path) -> Path:
+        saved, chunks = checkpoint.load_checkpoint(path), self._chunks
+        place, file = saved.path.parent, saved.path / f"{NAME}.safetensors"
+        if NAME not in saved.replay or NAME not in saved.tensors:
+            raise CheckpointError(f"{path}: holds no store of this kind. Take one that StoreCheckpoints saved.")
+        check_sums(place, saved.replay[NAME])
+        chunks.check_fits(place, saved.replay)
+        tensors = saved.tensors[NAME]
+        if chunks.resized:
+            tensors = of_steps(tensors)
+        into = chunks.small(saved.replay)[NAME]
+        checkpoint.check_tensors(into, tensors, file)
+        why = chunks.resized.get(NAME, self.store).why_not_restored(tensors, saved.replay[NAME].num_steps)
+        if why is not None:
+            raise CheckpointError(f"{file}: {why}. It was changed by hand. Use an older checkpoint.")
+        chunks.restore(place, saved.replay, are_ours=place == self.folder)
+        checkpoint.restore_tensors(into, tensors, file)
+        if not chunks.resized:
+            self.store.restored()
+        chunks.move_resized()
+        return saved.path
