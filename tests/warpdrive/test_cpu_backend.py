@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from warpdrive.backends import cpu_compiler
 from warpdrive.backends.base import KERNELS_FOLDER, LaunchShape, Source
 from warpdrive.backends.compiler_process import run_compiler
 from warpdrive.backends.cpu import CpuBackend, CpuModule
@@ -382,3 +383,26 @@ def test_bessel_functions_are_not_read_with_each_kernel(tmp_path):
     command = [*find_compiler().command, "-std=c++17", f"-I{KERNELS_FOLDER}", "-E", "kernel.cpp"]
     result = run_compiler(command, tmp_path, cwd=tmp_path)
     assert "sinf" in result.stdout and "bessel" not in result.stdout
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+def test_what_all_sources_include_is_compiled_once_and_changes_nothing(tmp_path, monkeypatch):
+    """g++ -H marks such a header by an exclamation mark. A process that builds few sources makes none."""
+    monkeypatch.setenv("WARPDRIVE_CACHE", str(tmp_path / "cache"))
+    said, run = [], run_compiler
+
+    def told(*given, **more):
+        said.append(run(*given, **more))
+        return said[-1]
+
+    monkeypatch.setattr(cpu_compiler, "run_compiler", told)
+    found = find_compiler("g++")
+    compiler = Compiler((*found.command, "-H"), found.target_flags, found.description)
+    source = read_source('extern "C" __global__ void k(float* x) { x[threadIdx.x] = tanhf(x[0]); }')
+    built = [compile_kernels(compiler, source, Variant()) for _ in range(cpu_compiler.FEW_SOURCES + 2)]
+    (header,) = (tmp_path / "cache").glob("*.gch")
+    uses = ["! cpu_shim.h.gch" in one.stderr for one in said if "cpu_runtime" not in one.stderr]
+    assert uses.count(True) == 2 and not any(uses[: 2 * cpu_compiler.FEW_SOURCES])
+    assert built[0] == built[-1]
+    header.write_bytes(b"x" * 100)
+    assert compile_kernels(compiler, source, Variant()) == built[0]

@@ -7,6 +7,8 @@ import os
 import re
 import shlex
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 from warpdrive.backends.base import KERNELS_FOLDER, Source, check_room, show_source_line, too_much_shared
 from warpdrive.backends.compiler_process import run_compiler, run_tool, work_folder
 from warpdrive.backends.object_file import ObjectFile, static_shared_bytes, undefined_thread_locals
-from warpdrive.cache import cache_key, cached
+from warpdrive.cache import cache_folder, cache_key, cached
 from warpdrive.comments import blank_comments
 from warpdrive.errors import BackendError, CompileError
 
@@ -31,6 +33,14 @@ MAX_VARIABLES_BYTES = 2_000_000_000
 """Code and variables of one file: x86-64's instructions reach 2 GiB, and every machine refuses the same files."""
 
 NUM_ERRORS_SHOWN = 5
+
+FEW_SOURCES = 4
+"""That a process builds before it is worth to compile what all of them include beforehand."""
+
+_building_header = threading.Lock()
+_headers: dict[str, Path | None] = {}
+_num_without: Counter[str] = Counter()
+"""By key of a header: where it is, None if it cannot be made; and how many sources were built without."""
 
 _ENTRY_POINTS = "<entry points>"
 _FIRST_ENTRY_LINE = 3
@@ -200,13 +210,45 @@ def build_kernels(compiler: Compiler, source: Source, variant: Variant) -> Path:
     Raises:
         CompileError: shows the first errors on the user's own lines.
     """
-    text, flags = _translation_unit(source), _flags(compiler, source, variant)
-    shim = [(KERNELS_FOLDER / name).read_text() for name in _SHIM_FILES]
-    shim += [path.read_text() for path in sorted((KERNELS_FOLDER / "cpu_shadow").glob("*.h"))]
+    text, flags, shim = _translation_unit(source), _flags(compiler, source, variant), _shim()
     # Where our own headers are is part of what a debugger is told: another checkout's build would name its files.
     place = [str(KERNELS_FOLDER)] if variant.debug or variant.sanitize else []
     key = cache_key([text, source.included_text(), *flags, *compiler.command, compiler.description, *shim, *place])
     return cached(key, ".so", lambda: compile_kernels(compiler, source, variant), source.path)
+
+
+def _shim() -> list[str]:
+    """What every source includes."""
+    files = [KERNELS_FOLDER / name for name in _SHIM_FILES]
+    return [path.read_text() for path in [*files, *sorted((KERNELS_FOLDER / "cpu_shadow").glob("*.h"))]]
+
+
+def _header(compiler: Compiler, flags: Sequence[str]) -> Path | None:
+    """The shim as g++ has it once it has read it, which halves the time of a small source. None: there is none yet. It
+    is made where a process builds more than a few sources, by one of its threads; the others go on without."""
+    key = cache_key(["header", *flags, *compiler.command, compiler.description, *_shim(), str(KERNELS_FOLDER)])
+    if key in _headers:
+        return _headers[key]
+    _num_without[key] += 1
+    is_there = (cache_folder() / f"{key}.gch").exists()
+    if (not is_there and _num_without[key] <= FEW_SOURCES) or not _building_header.acquire(blocking=False):
+        return None
+    try:
+        _headers[key] = cached(key, ".gch", lambda: _build_header(compiler, flags), "CPU header")
+    except (BackendError, OSError):  # what is built without says what is wrong
+        _headers[key] = None
+    finally:
+        _building_header.release()
+    return _headers[key]
+
+
+def _build_header(compiler: Compiler, flags: Sequence[str]) -> bytes:
+    with work_folder() as folder:
+        words = [f"-I{KERNELS_FOLDER / 'cpu_shadow'}", "-x", "c++-header", str(KERNELS_FOLDER / "cpu_shim.h")]
+        result = run_compiler([*compiler.command, *flags, *words, "-o", "header.gch"], folder, folder)
+        if result.returncode:
+            raise BackendError(f"cpu_shim.h: {_first_line(result.stderr)}")
+        return (folder / "header.gch").read_bytes()
 
 
 def _flags(compiler: Compiler, source: Source, variant: Variant) -> list[str]:
@@ -236,6 +278,9 @@ def compile_kernels(compiler: Compiler, source: Source, variant: Variant) -> byt
     text, flags = _translation_unit(source), _flags(compiler, source, variant)
     with work_folder() as folder:
         (folder / "kernels.cpp").write_text(text)
+        is_plain = variant == Variant() and not source.options  # else lines that a debugger is told would be others
+        if is_plain and not compiler.is_clang and (header := _header(compiler, flags)):
+            (folder / "cpu_shim.h.gch").symlink_to(header)
         # Only here, never where we happen to be: who decides what is stale looks in the same folders. For <...>
         # they come after the system's, so that a user's math.h does not hide the compiler's.
         folders = [str(place.resolve()) for place in source.all_include_folders()]
