@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import numbers
+import textwrap
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+
+from warpdrive.errors import ConfigError
+
+
+def in_a_line(value: Any) -> str:
+    """A value as Python writes it, on one line and not too long."""
+    return textwrap.shorten(repr(value), 80, placeholder="...")
+
+
+def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
+    """Raises ConfigError where a value is no whole number, or not within its bounds."""
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if is_whole and (least is None or value >= least) and (most is None or value <= most):
+        return
+    bounds = "" if least is None else f" of at least {least}" if most is None else f" from {least} to {most:,}"
+    raise ConfigError(f"{name} is {in_a_line(value)}. Take a whole number{bounds}.")
 
 
 @dataclass(frozen=True)
@@ -30,6 +48,14 @@ class Field:
     """Of whole numbers: they are from 0 to less than this, and something is indexed by them."""
     is_watched: bool = False
     """Whether a NaN or an infinity in it ends the run; only of [T, E, A], of float32."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shape, tuple | list):
+            told = f"field '{self.name}': shape is {in_a_line(self.shape)}"
+            raise ConfigError(f"{told}. Take a tuple, such as (4,), or () of a number.")
+        for axis, size in enumerate(self.shape):
+            whole(f"field '{self.name}': shape[{axis}]", size, 0)
+        whole(f"field '{self.name}': extra", self.extra, 0, 1)
 
     def size(self, num_steps: int, max_truncations: int, num_envs: int, num_agents: int) -> tuple[int, ...]:
         """Its shape as a whole."""

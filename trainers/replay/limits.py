@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from trainers.replay.storage import check_room
+from trainers.run.free_memory import free_bytes
 from warpdrive.errors import ConfigError
 
 
@@ -137,7 +139,10 @@ class Staleness:
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit, needed = limit, 16 * (limit + 1)
+        if limit:
+            told = f"max_staleness {limit:,}"
+            check_room(told, needed, free_bytes(torch.device("cpu")), "Lower it, or take 0 for any.")
         self.versions = torch.full((limit + 1, 2), -1, dtype=torch.int64)
         """[limit + 1, 2], on the host: versions and the first step that each played; a version has the row of its
         remainder."""

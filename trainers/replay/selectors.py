@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainers.experience.field import in_a_line
 from trainers.replay.kernel_text import KernelText
 from trainers.replay.one_tree import OneTree
-from trainers.replay.sum_tree import FOUR_LANES_ITEMS, Anchors, SumTree
-from warpdrive.config import Number, value_at
-from warpdrive.errors import ConfigError
+from trainers.replay.storage import Layout, check_room
+from trainers.replay.sum_tree import FOUR_LANES_ITEMS, Anchors, SumTree, bytes_of_tree
+from trainers.run.free_memory import free_bytes
+from warpdrive.config import Number, Schedule, WrongValue, convert, value_at
+from warpdrive.errors import ConfigError, ShapeError
 
 if TYPE_CHECKING:
     from trainers.replay.table import Table
@@ -110,7 +114,8 @@ class Prioritized(Selector):
     needed. What is 0 in the tree, as its priority and epsilon are 0, is never drawn again.
 
     Args:
-        beta: 0: weights are 1; 1: they make up for all of it. A schedule counts env steps; see `Table.at`.
+        beta: 0: weights are 1; 1: they make up for all of it. A schedule counts env steps, see `Table.at`;
+            [[step, value], ...], as in configs, is one, too.
         is_normalised: whether weights are divided so; else they are (number of items * chance)^-beta.
         is_stratified: whether a batch takes one item from each of as many equal parts of all priorities as it has
             items; else each is drawn by itself.
@@ -124,17 +129,24 @@ class Prioritized(Selector):
     def __init__(
         self,
         alpha: float = 0.6,
-        beta: Number = 0.4,
+        beta: Number | Sequence[Sequence[float]] = 0.4,
         epsilon: float = 1e-6,
         is_normalised: bool = True,
         is_stratified: bool = True,
         own: str | None = None,
     ) -> None:
         for name, one in (("alpha", alpha), ("epsilon", epsilon)):
-            if not 0 <= one < float("inf"):
-                raise ConfigError(f"{name}: {one} is no size. Take a number of at least 0.")
-        if isinstance(beta, (int, float)) and not 0 <= beta <= 1:
-            raise ConfigError(f"beta: {beta} is no part. Take 0 to 1, or a schedule.")
+            if not isinstance(one, numbers.Real) or not 0 <= one < float("inf"):
+                raise ConfigError(f"{name}: {in_a_line(one)} is no size. Take a number of at least 0.")
+        if isinstance(beta, list | tuple):
+            try:
+                beta = convert(Schedule, beta)
+            except WrongValue as wrong:
+                told = str(wrong).removesuffix(".")
+                raise ConfigError(f"beta: {told}. Take 0 to 1, or a schedule [[step, value], ...].") from None
+        for one in [value for _, value in beta.points] if isinstance(beta, Schedule) else [beta]:
+            if not isinstance(one, numbers.Real) or not 0 <= one <= 1:
+                raise ConfigError(f"beta: {in_a_line(one)} is no part. Take 0 to 1, or a schedule.")
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
         self.is_normalised, self.is_stratified, self.own = is_normalised, is_stratified, own
 
@@ -180,6 +192,19 @@ class Prioritized(Selector):
             text.line(f"note_share(tree, lowest[0], {self.one_tree.share(text)});")
         elif self.meets:
             text.line(f"end_meeting<LANES>(meeting, tree, weighing, {index}, {weight}, num_items);")
+
+
+def check_update(name: str, index: torch.Tensor, priority: torch.Tensor) -> None:
+    """Raises ShapeError where these are no items of table `name`, and a priority of each."""
+    for what, one, dtype in (("index", index, torch.int64), ("priority", priority, torch.float32)):
+        if not isinstance(one, torch.Tensor):
+            told = f"table '{name}': update got {what} of type {type(one).__name__}"
+            raise ShapeError(f"{told}. Give tensors, [N] int64 and [N] float32.")
+        if one.dtype != dtype or one.dim() != 1 or len(one) != len(index):
+            raise ShapeError(
+                f"table '{name}': update got {what} {list(one.shape)} {one.dtype}. "
+                f"Give [N] {dtype} of an index {list(index.shape)}.".replace("torch.", "")
+            )
 
 
 class Newest(Selector):
@@ -238,10 +263,33 @@ class WithoutReplacement(Selector):
         text.line(f"if (is_last_block({ticket}) && threadIdx.x == 0) end_in_pass(pass, anchors, num_items);")
 
 
+def _anchors_of(table: Table, layout: Layout) -> Anchors:
+    window = table.window
+    return Anchors(layout.num_slots, table.num_rows, window.period, window.behind, window.ahead)
+
+
+def check_tree(table: Table, layout: Layout, beside: int = 0) -> None:
+    """Whether what says who is drawn fits the memory that there is, in a store of these sizes.
+
+    Args:
+        beside: bytes that are taken before it.
+    Raises:
+        ConfigError: there are more items than can be numbered.
+        MemoryShortError: there is less memory; nothing was allocated.
+    """
+    anchors, free = _anchors_of(table, layout), free_bytes(table.store.backend.device)
+    anchors.check()
+    what, needed = f"table '{table.name}': to draw of {anchors.num_leaves:,} items", beside
+    what += " besides the store's steps" if beside else ""
+    needed += bytes_of_tree(anchors.num_leaves, table.max_times_sampled > 0)
+    check_room(what, needed, free, "Lower the store's capacity, or draw by env (axis).")
+
+
 def _tree_of(table: Table, alpha: float = 0.0, **more: Any) -> SumTree:
     """Of a table's items, with what else a SumTree is given. Without alpha, a leaf is 0, or 1 unit."""
-    window, store = table.window, table.store
-    anchors = Anchors(store.layout.num_slots, table.num_rows, window.period, window.behind, window.ahead)
+    store = table.store
+    check_tree(table, store.layout)
+    anchors = _anchors_of(table, store.layout)
     limits = {"halted": table.halted, "max_uses": table.max_times_sampled}
     tree = SumTree(anchors, store.small["head"], store.backend, alpha=alpha, **limits, **more)
     if alpha == 0.0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainers.experience.field import whole
 from trainers.replay.kernel_text import KernelText
 from trainers.replay.records import Sizes, strides_of
 from trainers.replay.storage import ACTION, ACTIVE, REWARD, SURVIVED, Layout
@@ -50,8 +51,7 @@ class Sequences:
 
     def __post_init__(self) -> None:
         for name, least in (("length", 1), ("burn_in", 0), ("period", 1), ("n_step", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: {getattr(self, name)} is less than {least}. Take at least {least}.")
+            whole(name, getattr(self, name), least)
         check_window(self.axis, self.gamma)
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import numbers
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any
 
 import torch
 
-from trainers.experience.field import Field
+from trainers.errors import MemoryShortError
+from trainers.experience.field import Field, in_a_line, whole
 from trainers.replay.records import Record, Sizes, flat_of
 from warpdrive.errors import ConfigError
 
@@ -61,12 +61,14 @@ class Layout:
         episode_length: int | None = None,
     ) -> Layout:
         """See ReplayStore."""
+        if not fields or not all(isinstance(one, Field) for one in fields):
+            raise ConfigError(f"fields are {in_a_line(fields)}. Take a list of them, such as [Field('reward')].")
         sizes = {"num_envs": num_envs, "num_agents": num_agents, "num_steps": num_steps, "capacity": capacity}
         sizes |= {} if episode_length is None else {"episode_length": episode_length}
         sizes |= {f"field '{one.name}': every": one.every for one in fields}
+        sizes |= {f"field '{one.name}': shape[{axis}]": size for one in fields for axis, size in enumerate(one.shape)}
         for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
-                raise ConfigError(f"{name} is {size!r}. Take a whole number of at least 1.")
+            whole(name, size, 1)
         names = [one.name for one in fields]
         for name in names:
             if not NAME.fullmatch(name) or names.count(name) > 1:
@@ -116,7 +118,8 @@ class Layout:
             dtype, sizes = getattr(torch, one["dtype"], None), [*one["shape"], one["extra"], one["every"]]
             if not NAME.fullmatch(one["name"]) or not isinstance(dtype, torch.dtype):
                 raise ValueError("a field's name or dtype")
-            if one["axis"] not in ("env", "agent") or not all(type(size) is int and size >= 0 for size in sizes):
+            is_size = all(type(size) is int and size >= 0 for size in sizes)
+            if one["axis"] not in ("env", "agent") or not is_size or one["extra"] > 1:
                 raise ValueError("a field's axis, shape or steps")
             fields.append(Field(**{**one, "dtype": dtype, "shape": tuple(one["shape"])}))
         layout = cls(**{**found, "fields": tuple(fields)})
@@ -233,6 +236,13 @@ def of_steps(small: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def bytes_of(sizes: Sizes) -> int:
     """Of all of them."""
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes.values())
+
+
+def check_room(what: str, needed: int, free: int | None, way_out: str) -> None:
+    """Raises MemoryShortError where fewer bytes are free than needed; None: nobody knows how many are."""
+    if free is not None and needed > free:
+        told = f"{what} needs {needed / 2**30:,.2f} GiB, and {free / 2**30:,.2f} GiB can be had"
+        raise MemoryShortError(f"{told}. {way_out}")
 
 
 def allocate(sizes: Sizes, device: torch.device) -> dict[str, torch.Tensor]:

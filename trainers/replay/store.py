@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from trainers.errors import MemoryShortError
-from trainers.experience.field import Field
+from trainers.experience.field import Field, in_a_line, whole
 from trainers.replay.adding import Adding
 from trainers.replay.of_ranks import PENDING
 from trainers.replay.resizing import Kept, move
-from trainers.replay.selectors import Selector
+from trainers.replay.selectors import Selector, check_tree
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import (
     OF_TABLE,
@@ -21,6 +20,7 @@ from trainers.replay.storage import (
     Window,
     allocate,
     bytes_of,
+    check_room,
     forget_lost_sides,
     why_not_kept,
 )
@@ -79,8 +79,11 @@ class ReplayStore:
         episode_length: int | None = None,
         tiers: Sequence[Tier] = (),
     ) -> None:
+        if not isinstance(backend, Backend):
+            raise ConfigError(f"backend is {in_a_line(backend)}. Take what choose_backend() gives.")
+        whole("seed", seed)
         layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
-        self._make(layout, backend, seed, episode_length, tiers)
+        self._make(layout, backend, int(seed), episode_length, tiers)
 
     @classmethod
     def of_layout(cls, layout: Layout, backend: Backend, seed: int = 0) -> ReplayStore:
@@ -171,10 +174,11 @@ class ReplayStore:
         """Tells the host that a window was added: whoever replays a graph of `prepare_add`'s call says so.
 
         Raises:
-            ConfigError: what adds it was prepared before the store was resized: it was not added.
+            ConfigError: what adds it was never prepared, or before the store was resized: it was not added.
         """
-        if self._prepared_for is not None:
-            self.check_memory_is(self._prepared_for, "prepare_add")
+        if self._prepared_for is None:
+            raise ConfigError("count_window: nothing adds windows. Call what prepare_add gives, or a graph of it.")
+        self.check_memory_is(self._prepared_for, "prepare_add")
         self.num_steps_added += self.layout.num_steps
         if self.tiered is not None:
             self.tiered.count(self.num_steps_added)
@@ -297,6 +301,9 @@ class ReplayStore:
             table.window.check(layout)
         num_inserted = {name: table.num_inserted for name, table in self.tables.items()}
         self._check_memory(layout)
+        for table in self.tables.values():
+            if table.selector.tree is not None:
+                check_tree(table, layout, layout.num_bytes)
         record, (sizes, of_small) = layout.record(self.has_tiers), layout.sizes()
         of_rings = record.allocate(sizes, self.backend.device)
         small = allocate(of_small, self.backend.device)
@@ -321,10 +328,7 @@ class ReplayStore:
         way_out = "Not one window fits: take fewer envs."
         if low:
             way_out = f"The largest capacity that fits is {low * window:,}."
-        raise MemoryShortError(
-            f"a store of {most * window:,} env steps needs {needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB "
-            f"can be had. {way_out}"
-        )
+        check_room(f"a store of {most * window:,} env steps", needed, free, way_out)
 
 
 def steps_per_chunk(layout: Layout) -> int:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
+from trainers.experience.field import in_a_line, whole
 from trainers.learning.distributed import World
 from trainers.replay.batch import Batch
 from trainers.replay.feed import Feed
 from trainers.replay.holes import check_holes, dropping_from, mass_of
 from trainers.replay.kernel_text import KernelText, draw_shape, has_copy_engine, launch_shape
 from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
-from trainers.replay.selectors import Prioritized, Selector
+from trainers.replay.selectors import Prioritized, Selector, check_update
 from trainers.replay.sequences import Sequences
-from trainers.replay.storage import allocate, bytes_of
+from trainers.replay.storage import allocate, bytes_of, check_room
 from trainers.replay.windows import Transitions
+from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import LaunchShape
-from warpdrive.errors import ConfigError, ShapeError
+from warpdrive.errors import ConfigError
 from warpdrive.function_manager import all_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ L2_BYTES = 50 << 20
 """Of the cache of an H100 and an H200."""
 WARP = 32
 """Threads: what more share is gathered by a launch of its own."""
+MOST_NUMBER = (1 << 31) - 1
+"""That kernels count to."""
 MOST_BULK_BYTES = 100 << 10
 """Of a block: two fit a multiprocessor."""
 
@@ -64,10 +67,17 @@ class Table:
         halted: torch.Tensor | None = None,
         world: World | None = None,
     ) -> None:
+        self.rate_limiter = MinSize(1) if rate_limiter is None else rate_limiter
+        for what, one, kind, such_as in (
+            ("selector", selector, Selector, "Uniform()"),
+            ("window", window, Transitions | Sequences, "Transitions()"),
+            ("rate_limiter", self.rate_limiter, RateLimiter, "MinSize(1000)"),
+        ):
+            if not isinstance(one, kind):
+                raise ConfigError(f"table '{name}': its {what} is {in_a_line(one)}. Give it one, such as {such_as}.")
         window.check(store.layout)
-        for what, one in (("max_times_sampled", max_times_sampled), ("max_staleness", max_staleness)):
-            if one < 0:
-                raise ConfigError(f"table '{name}': {what} is {one}. Take a whole number above 0, or 0 for any.")
+        whole(f"table '{name}': max_times_sampled", max_times_sampled, 0, MOST_NUMBER)
+        whole(f"table '{name}': max_staleness", max_staleness, 0)
         self.store = store
         self.name = name
         self.number = number
@@ -80,7 +90,6 @@ class Table:
         """[1]: how many draws there were, in the upper 32 bits."""
         self._prepared: dict[int, tuple[Callable[[], None], Batch]] = {}
         self.max_times_sampled, self.max_staleness, self.halted = max_times_sampled, max_staleness, halted
-        self.rate_limiter = MinSize(1) if rate_limiter is None else rate_limiter
         ratio = self.rate_limiter.samples_per_insert
         if 0 < max_times_sampled < ratio and self.rate_limiter.max_diff < float("inf"):
             raise ConfigError(
@@ -135,8 +144,12 @@ class Table:
         return batch
 
     def _check_number(self, number: object) -> None:
-        if not isinstance(number, numbers.Integral) or number < 1:
-            raise ConfigError(f"table '{self.name}': a batch of {number} items. Take a whole number of at least 1.")
+        whole(f"table '{self.name}': the number of a batch's items", number, 1)
+
+    def _check_room(self, number: int) -> None:
+        told = f"table '{self.name}': a batch of {number:,} items"
+        check_room(told, self.num_bytes(number), free_bytes(self.store.backend.device), "Draw fewer.")
+        whole(f"table '{self.name}': the number of a batch's items", number, 1, MOST_NUMBER)
 
     def count_draw(self, number: int) -> None:
         """Tells the host that so many were drawn: whoever replays a graph of `prepare_draw`'s call says so."""
@@ -146,6 +159,7 @@ class Table:
         """A draw that was packed once, and the batch that it fills; the same two for the same number."""
         self._check_number(number)
         if number not in self._prepared:
+            self._check_room(number)
             feed = None if self.store.tiered is None else Feed(self, number)  # each call draws, fetches and gathers
             call, batch = self._prepare(number) if feed is None else (feed.take, feed.batch)
             self._prepared[number] = self._of_memory(call, "prepare_draw"), batch
@@ -153,6 +167,8 @@ class Table:
 
     def feed(self, number: int, ahead: int) -> Feed:
         """Batches of so many items that are drawn ahead, of a store with tiers."""
+        self._check_number(number)
+        self._check_room(number)
         return Feed(self, number, ahead)
 
     # ----------------------------------------------------------------------------------------- priorities and limits
@@ -168,12 +184,7 @@ class Table:
             ConfigError: the table is not drawn from by priorities.
             ShapeError: the two are something else.
         """
-        for what, one, dtype in (("index", index, torch.int64), ("priority", priority, torch.float32)):
-            if one.dtype != dtype or one.dim() != 1 or len(one) != len(index):
-                raise ShapeError(
-                    f"table '{self.name}': update got {what} {list(one.shape)} {one.dtype}. "
-                    f"Give [N] {dtype} of an index {list(index.shape)}.".replace("torch.", "")
-                )
+        check_update(self.name, index, priority)
         drawn = self._prepared.get(len(index))
         is_drawn = drawn is not None and index is drawn[1].index
         key = (len(index), is_drawn)
@@ -200,6 +211,7 @@ class Table:
                 f"table '{self.name}': {type(self.selector).__name__} draws by no priorities. Make the table by "
                 "Prioritized(), or leave update out."
             )
+        check_update(self.name, index, priority)
         in_order = self.selector.is_stratified if in_order is None else in_order
         return self._of_memory(tree.prepare_set(index, priority, in_order), "prepare_update")
 

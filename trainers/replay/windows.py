@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
-from trainers.experience.field import Field
+from trainers.experience.field import Field, in_a_line, whole
 from trainers.replay.batch import Batch
 from trainers.replay.kernel_text import KernelText
 from trainers.replay.records import Sizes, strides_of
@@ -68,9 +69,9 @@ def is_whole(dtype: torch.dtype) -> bool:
 def check_window(axis: str, gamma: float) -> None:
     """Raises ConfigError where these are no axis, or no discount."""
     if axis not in ("env", "agent"):
-        raise ConfigError(f"axis: '{axis}' is neither. Take \"agent\" or \"env\".")
-    if not 0 <= gamma <= 1:
-        raise ConfigError(f"gamma: {gamma} is no discount. Take 0 to 1.")
+        raise ConfigError(f"axis: {in_a_line(axis)} is neither. Take \"agent\" or \"env\".")
+    if not isinstance(gamma, numbers.Real) or not 0 <= gamma <= 1:
+        raise ConfigError(f"gamma: {in_a_line(gamma)} is no discount. Take 0 to 1.")
 
 
 def batch_of(layout: Layout, tensors: dict[str, torch.Tensor]) -> Batch:
@@ -100,8 +101,7 @@ class Transitions:
 
     def __post_init__(self) -> None:
         for name in ("n_step", "stack"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} is less than 1. Take at least 1.")
+            whole(name, getattr(self, name), 1)
         check_window(self.axis, self.gamma)
 
     @property

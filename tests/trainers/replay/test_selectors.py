@@ -244,6 +244,15 @@ def test_a_store_goes_on_bit_for_bit(selector, backend):
     assert all(torch.equal(a, b) for a, b in zip(expected, go_on(other), strict=True))
 
 
+def test_beta_may_be_points_as_in_configs(backend):
+    table = Line(backend, Prioritized(beta=[[0, 0.4], [1000, 1]])).table
+    found = [table.selector.tree.beta.item()]
+    for env_steps in (500, 2000):
+        table.at(env_steps)
+        found.append(table.selector.tree.beta.item())
+    assert found == pytest.approx([0.4, 0.7, 1.0])
+
+
 def test_the_cycle_is_the_same_in_a_graph(backend):
     found = []
     for is_enabled in (False, True):

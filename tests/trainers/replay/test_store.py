@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from replay_oracle import Kept, Played
@@ -9,7 +10,9 @@ from replay_oracle import Kept, Played
 from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
 from trainers.learning.graphs import Graphed
+from trainers.replay import selectors
 from trainers.replay import store as store_module
+from trainers.replay import table as table_module
 from trainers.replay.kernel_text import HERE
 from trainers.replay.limits import SampleToInsertRatio
 from trainers.replay.selectors import Prioritized, Uniform
@@ -49,9 +52,20 @@ def share_a_selector(store) -> None:
         (lambda b: make(b, 24, [Field("x", extra=1)]).table("a", Uniform(), WINDOW), "the store keeps no 'reward'."),
         (lambda b: make(b, 24, [*FIELDS, Field("m", every=3)]), "field 'm' has a value every 3 steps, and a window 4"),
         (lambda b: make(b).table("a", Uniform(), WINDOW).draw(8), "'a': a batch of 8 items, and 0 may be drawn"),
-        (lambda b: make(b).table("a", Uniform(), WINDOW).prepare_draw(0), "a batch of 0 items. Take a whole number"),
-        (lambda b: make(b).table("a", Uniform(), WINDOW).draw(1.5), "a batch of 1.5 items. Take a whole number of at"),
-        (lambda b: Transitions(n_step=0), "n_step: 0 is less than 1. Take at least 1."),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).prepare_draw(0), "a batch's items is 0. Take a whole number"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).draw(1.5), "a batch's items is 1.5. Take a whole number of"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).draw(True), "a batch's items is True. Take a whole number of"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).prepare_draw(2**40),
+         "a batch of 1,099,511,627,776 items needs 86,016.00 GiB, and "),
+        (lambda b: Transitions(n_step=0), "n_step is 0. Take a whole number of at least 1."),
+        (lambda b: Transitions(n_step=1.5), "n_step is 1.5. Take a whole number of at least 1."),
+        (lambda b: Transitions(stack="2"), "stack is '2'. Take a whole number of at least 1."),
+        (lambda b: Transitions(stack=True), "stack is True. Take a whole number of at least 1."),
+        (lambda b: Sequences(length=8.0), "length is 8.0. Take a whole number of at least 1."),
+        (lambda b: Sequences(burn_in=-1), "burn_in is -1. Take a whole number of at least 0."),
+        (lambda b: Sequences(period=2.5), "period is 2.5. Take a whole number of at least 1."),
+        (lambda b: Sequences(n_step=None), "n_step is None. Take a whole number of at least 1."),
+        (lambda b: Sequences(gamma="0.9"), "gamma: '0.9' is no discount. Take 0 to 1."),
         (lambda b: Transitions(axis="agents"), "axis: 'agents' is neither. Take \"agent\" or \"env\"."),
         (lambda b: Sequences(axis="row"), "axis: 'row' is neither."),
         (lambda b: Sequences(gamma=1.5), "gamma: 1.5 is no discount. Take 0 to 1."),
@@ -66,11 +80,37 @@ def share_a_selector(store) -> None:
         (lambda b: make(b).table("a", Uniform(), WINDOW, max_staleness=-1), "table 'a': max_staleness is -1. Take a"),
         (lambda b: make(b).table("a", Uniform(), WINDOW, max_times_sampled=-1), "max_times_sampled is -1. Take a whol"),
         (lambda b: Prioritized(beta=float("nan")), "beta: nan is no part. Take 0 to 1, or a schedule."),
+        (lambda b: make(b).table("a", Uniform(), WINDOW, max_times_sampled=2**40),
+         "table 'a': max_times_sampled is 1099511627776. Take a whole number from 0 to 2,147,483,647."),
+        (lambda b: make(b).table("a", Uniform(), WINDOW, max_staleness=1.5), "table 'a': max_staleness is 1.5. Take a"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW, max_staleness=2**40),
+         "max_staleness 1,099,511,627,776 needs 16,384.00 GiB, and "),
+        (lambda b: make(b).table("a", Uniform, WINDOW), "selectors.Uniform'>. Give it one, such as Uniform()."),
+        (lambda b: make(b).table("a", Uniform(), Transitions), "Transitions'>. Give it one, such as Transitions()."),
+        (lambda b: make(b).table("a", Uniform(), "all"), "table 'a': its window is 'all'. Give it one, such as Trans"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW, rate_limiter=4.0), "its rate_limiter is 4.0. Give it one"),
+        (lambda b: make(b).table("a", Prioritized(), WINDOW).update([0], [1.0]),
+         "table 'a': update got index of type list. Give tensors, [N] int64 and [N] float32."),
+        (lambda b: make(b).table("a", Prioritized(), WINDOW).update(np.zeros(1, int), np.zeros(1)), "type ndarray."),
+        (lambda b: make(b).table("a", Prioritized(), WINDOW).prepare_update(torch.arange(3), torch.ones(2)),
+         "update got priority [2] float32. Give [N] float32 of an index [3]."),
+        (lambda b: Prioritized(alpha="0.6"), "alpha: '0.6' is no size. Take a number of at least 0."),
+        (lambda b: Prioritized(beta="0.4"), "beta: '0.4' is no part. Take 0 to 1, or a schedule."),
+        (lambda b: Prioritized(beta=[[0, 0.4], [9, 1.5]]), "beta: 1.5 is no part. Take 0 to 1, or a schedule."),
+        (lambda b: Prioritized(beta=[[9, 0.4], [9, 1]]), "beta: schedule steps must increase, but 9 follows 9. Take 0"),
+        (lambda b: make(b, seed="1"), "seed is '1'. Take a whole number."),
+        (lambda b: make("cpu"), "backend is 'cpu'. Take what choose_backend() gives."),
+        (lambda b: make(b, 24, []), "fields are []. Take a list of them, such as [Field('reward')]."),
+        (lambda b: Field("x", (3, -4)), "field 'x': shape[1] is -4. Take a whole number of at least 0."),
+        (lambda b: Field("x", 4), "field 'x': shape is 4. Take a tuple, such as (4,), or () of a number."),
+        (lambda b: make(b, 24, [*FIELDS, Field("x", (0,))]), "field 'x': shape[0] is 0. Take a whole number of at le"),
+        (lambda b: Field("x", extra=2), "field 'x': extra is 2. Take a whole number from 0 to 1."),
+        (lambda b: make(b).count_window(), "count_window: nothing adds windows. Call what prepare_add gives, or a g"),
         (lambda b: share_a_selector(make(b)), "table 'b': its selector draws for a table 'a' already. Give it one of"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told_in_a_line(make_it, words):
-    with pytest.raises(ConfigError, match=re.escape(words)) as told:
+    with pytest.raises((ConfigError, ShapeError, MemoryShortError), match=re.escape(words)) as told:
         make_it(choose_backend("cpu"))
     assert "\n" not in str(told.value)
 
@@ -107,6 +147,25 @@ def test_more_memory_than_there_is_is_told_with_the_largest_that_fits(monkeypatc
     monkeypatch.setattr(store_module, "free_bytes", lambda device: 100)
     with pytest.raises(MemoryShortError, match=r"Not one window fits: take fewer envs\.$"):
         make(backend, 8, episode_length=4)
+
+
+def test_a_table_that_does_not_fit_is_told_before_it_is_allocated(monkeypatch):
+    """Of 24 items: leaves of 32 x 4 bytes, nodes of (16 + 16) x 8, and use counts of 24 x 4. A resized store of 48
+    takes its own bytes before that."""
+    store, told = make(choose_backend("cpu")), "table 'a': to draw of 24 items needs 0.00 GiB, and 0.00 GiB can be had."
+    monkeypatch.setattr(selectors, "free_bytes", lambda device: 32 * 4 + 32 * 8 + 24 * 4 - 1)
+    with monkeypatch.context() as patched, pytest.raises(MemoryShortError, match=re.escape(told)):
+        patched.setattr(selectors, "SumTree", lambda *_, **__: pytest.fail("allocated"))
+        store.table("a", Uniform(), WINDOW, max_times_sampled=2)
+    table = store.table("a", Prioritized(), WINDOW)
+    before = store.tensors
+    monkeypatch.setattr(selectors, "free_bytes", lambda device: ReplayStore.plan(FIELDS, 2, 1, 4, 48))
+    with pytest.raises(MemoryShortError, match="table 'a': to draw of 48 items besides the store's steps needs"):
+        store.resize(48)
+    assert store.tensors is before and store.capacity == 24
+    monkeypatch.setattr(table_module, "free_bytes", lambda device: None)
+    with pytest.raises(ConfigError, match="is 2147483648. Take a whole number from 1 to 2,147,483,647."):
+        table.prepare_draw(2**31)
 
 
 def test_the_plan_is_what_is_allocated(backend):
