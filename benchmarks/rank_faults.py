@@ -1,23 +1,23 @@
 """One rank of several fails in the middle of a run: how long until all have ended, and until they train again.
 
 python benchmarks/rank_faults.py --device cuda              # 2 GPUs, some 3 minutes
-python benchmarks/rank_faults.py --only killed --rank-timeout 10 --out FOLDER
+python benchmarks/rank_faults.py --only killed --only store --rank-timeout 10 --out FOLDER
 
 killed   the last rank is killed by -9
 stopped  its process is stopped, as a debugger or a machine out of breath does: it says nothing, and does not end
 asleep   its main thread waits for something that never comes, while its other threads live
 memory   it finds no memory left on its device
 link     its sockets are shut down, all of them
+store    killed by -9 like the first, of a run that learns from a replay store
 
 Each run has `--max-restarts 1`, and goes on by itself from its newest checkpoint. In the end every bit is that of a run
-to which nothing happened.
+to which nothing happened: of all that the last checkpoint holds, each rank's steps included where they are kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import os
 import signal
 import socket
@@ -32,15 +32,17 @@ from typing import Any
 
 import torch
 from report import ROOT, write_report
+from small_run import hashes
 
 from trainers.callbacks import Callback
 from trainers.learning.distributed import check_gpus
-from trainers.run.checkpoint import list_checkpoints
+from trainers.run.checkpoint import list_checkpoints, load_checkpoint
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.errors import WarpDriveError
 
-FAULTS = ("killed", "stopped", "asleep", "memory", "link")
+FAULTS = ("killed", "stopped", "asleep", "memory", "link", "store")
+UNDISTURBED = ("none", "none_of_store")
 ITERATIONS, AT = 24, 12
 PATIENCE = 600
 """Seconds that a run may take."""
@@ -54,10 +56,10 @@ class Fault(Callback):
 
     def on_iteration(self, trainer: Trainer) -> None:
         world = trainer.world
-        if self.kind == "none" or trainer.iteration != AT or world.rank != world.size - 1 or self.mark.exists():
+        if self.kind in UNDISTURBED or trainer.iteration != AT or world.rank != world.size - 1 or self.mark.exists():
             return
         self.mark.write_text(str(time.time()))
-        if self.kind == "killed":
+        if self.kind in ("killed", "store"):
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.kind == "stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -79,23 +81,30 @@ def shut_all_sockets() -> None:
 
 
 def config_of(kind: str, folder: Path, arguments: argparse.Namespace) -> str:
-    """The YAML of a run of small policies with generators, statistics and schedules."""
-    num_envs = 64 * arguments.gpus
-    policy = "{algorithm: PPO, lr: [[0, 0.001], [100_000, 0.0]], num_minibatches: 4, normalize_observation: true}"
+    """The YAML of a run of small policies with generators, statistics and schedules; or of one that keeps its steps, in
+    a ring that turns twice before the fault and twice after it."""
+    num_envs, lr = 64 * arguments.gpus, "lr: [[0, 0.001], [100_000, 0.0]]"
+    policy = f"{{algorithm: PPO, {lr}, num_minibatches: 4, normalize_observation: true}}"
+    played = "name: tag_continuous\nenv: {num_taggers: 2, num_runners: 8, episode_length: 30}\n"
+    policies = f"{{tagger: {policy}, runner: {policy}}}"
+    if "store" in kind:
+        sizes = f"buffer_size: {num_envs * 50}, learning_starts: {num_envs * 10}, batch_size: {num_envs}"
+        played = "name: cartpole\n"
+        policy = f"{{algorithm: DQN, {lr}, prioritized: true, n_step: 3, {sizes}, model: {{fc_dims: [32]}}}}"
+        policies = f"{{agent: {policy}}}"
     return (
-        "name: tag_continuous\n"
-        "env: {num_taggers: 2, num_runners: 8, episode_length: 30}\n"
+        f"{played}"
         f"trainer: {{num_envs: {num_envs}, train_batch_size: {num_envs * 10}, num_gpus: {arguments.gpus}, seed: 5, "
         f"total_timesteps: {num_envs * 10 * ITERATIONS}, device: {arguments.device}, "
         f"rank_timeout: {arguments.rank_timeout}}}\n"
-        f"policy: {{tagger: {policy}, runner: {policy}}}\n"
+        f"policy: {policies}\n"
         f"saving: {{basedir: {folder}, metrics_log_freq: 1, model_params_save_freq: 5}}\n"
         f'callbacks: [{{"rank_faults:Fault": {{kind: {kind}, mark: {folder}/mark}}}}]\n'
     )
 
 
 def train(kind: str, arguments: argparse.Namespace, within: Path) -> dict[str, Any]:
-    """A run that this befalls: what was said and when, and SHA-256 of its last checkpoint's files."""
+    """A run that this befalls: what was said and when, and SHA-256 of what its last checkpoint holds."""
     folder = within / kind
     folder.mkdir()
     (folder / "run.yaml").write_text(config_of(kind, folder, arguments))
@@ -113,14 +122,16 @@ def train(kind: str, arguments: argparse.Namespace, within: Path) -> dict[str, A
     lines = [(time.time(), line.rstrip()) for line in process.stdout]
     exit_code = process.wait(PATIENCE)
     found = {"exit_code": exit_code, "told": [line for _, line in lines if line.startswith("error: ")]}
-    if kind != "none":
+    if kind not in UNDISTURBED:
         mark = float((folder / "mark").read_text())
         for name, begins in (("ended", "exit code "), ("resumed", "resumed from ")):
             times = [when - mark for when, line in lines if line.startswith(begins)]
             found[f"seconds_until_{name}"] = round(times[0], 1) if times else None
     checkpoints = list_checkpoints(folder / "run" / "checkpoints")
-    files = sorted(checkpoints[-1].glob("[!m]*")) if checkpoints else []
-    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    digests = hashes(checkpoints[-1]) if checkpoints else {}
+    if "store" in kind and checkpoints:
+        kept = load_checkpoint(checkpoints[-1]).replay.items()
+        found["steps_of_an_env_kept"] = {name: one.num_steps - one.first for name, one in kept}
     print(f"{kind}: {found}", flush=True)
     return {**found, "digests": digests, "last": checkpoints[-1].name if checkpoints else None}
 
@@ -145,14 +156,16 @@ def main() -> int:
         backend = choose_backend(device=arguments.device)
     except WarpDriveError as error:
         raise SystemExit(str(error)) from None
-    kinds = ["none", *(arguments.only or ("stopped", "asleep", "killed", "memory", "link"))]  # the long ones first
+    faults = arguments.only or ("stopped", "asleep", "killed", "memory", "link", "store")  # the long ones first
+    beside = {kind: UNDISTURBED[kind == "store"] for kind in faults}
+    kinds = [*dict.fromkeys(beside.values()), *faults]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         found = dict(zip(kinds, pool.map(partial(train, arguments=arguments, within=Path(folder)), kinds), strict=True))
-    undisturbed = found.pop("none")
+    undisturbed = {kind: found.pop(kind) for kind in dict.fromkeys(beside.values())}
     same = ("digests", "last")
-    for one in found.values():
+    for kind, one in found.items():
         is_whole = bool(one["digests"]) and one["exit_code"] == 0
-        one["same_bits"] = is_whole and all(one[key] == undisturbed[key] for key in same)
+        one["same_bits"] = is_whole and all(one[key] == undisturbed[beside[kind]][key] for key in same)
         for key in same:
             del one[key]
     results = {

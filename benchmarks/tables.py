@@ -340,6 +340,7 @@ def survived() -> str:
     for place, on in (("cpu", "a CPU"), ("cuda", "H200s")):
         ranks = report_of(f"rank_faults_{place}")["results"]
         what = f"of {ranks['ranks']} ranks on {on} one killed, stopped, asleep, out of memory, cut off"
+        what += ", or killed with a replay store" if "store" in ranks["each"] else ""
         figure = f"{ranks['resumed_to_the_same_bits']} of {ranks['faults']}, {ranks['most_seconds_until_ended']:.0f} s"
         rows.append((what, "all end within a minute, and go on to the same bits; the longest", figure))
     if (gpu := read(RESULTS, "gpu_faults_cuda.json", "results")) is not None:

@@ -9,6 +9,7 @@ Format: https://minari.farama.org/content/dataset_standards
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from warpdrive.backends.base import Backend
 
 OBSERVATION = "observation"
-DTYPES = {"float64": "float32", "int64": "int32"}
-"""What is kept shorter than it is there, as networks take it."""
+KEPT = {name: name for name in ("bool", "uint8", "int8", "int16", "int32", "float16", "float32")}
+KEPT |= {"float64": "float32", "int64": "int32"}
+"""What numbers are kept as: those of 64 bits shorter than they are there, as networks take them."""
 
 
 def read_minari(source: Path | str, backend: Backend, seed: int = 0) -> ReplayStore:
@@ -47,20 +49,21 @@ def read_minari(source: Path | str, backend: Backend, seed: int = 0) -> ReplaySt
         ConfigError: there is no such dataset, or it holds what a store cannot; the episode is named.
     """
     path = _file_of(source)
-    with _opened(path) as file:
+    with _opened(path) as file, _damage_told(path):
         names = sorted((name for name in file if re.fullmatch(r"episode_[0-9]+", name)), key=lambda name: int(name[8:]))
         if not names:
             raise ConfigError(f"{path}: holds no episode_0, episode_1 and so on. Is it a dataset of Minari?")
         first = _arrays_of(file[names[0]], f"{path}: {names[0]}")
         lengths = [_length_of(_arrays_of(file[name], f"{path}: {name}"), first, f"{path}: {name}") for name in names]
-        ends = [_end_of(file[name], f"{path}: {name}") for name in names]
+        ends = [_end_of(file[name], n, f"{path}: {name}") for name, n in zip(names, lengths, strict=True)]
         fields = tuple(_field(name, array) for name, array in first.items())
         num_steps, num_sides = sum(lengths), max(1, ends.count(TRUNCATED))
         layout = Layout(fields, 1, 1, num_steps=1, num_slots=num_steps + 1, num_sides=num_sides)
         store = ReplayStore.of_layout(layout, backend, seed)
         begin = row = 0
         for name, length, end in zip(names, lengths, ends, strict=True):
-            _fill(store, _arrays_of(file[name], name), begin, length, row if end == TRUNCATED else None)
+            of, side = f"{path}: {name}", row if end == TRUNCATED else None
+            _fill(store, _arrays_of(file[name], of), begin, length, side, of)
             begin, row = begin + length, row + (end == TRUNCATED)
     store.small["num_truncated"].fill_(row)
     store.small["head"].fill_(num_steps)
@@ -88,6 +91,15 @@ def _opened(path: Path) -> Any:
         raise ConfigError(f"{path}: no file of HDF5 ({' '.join(str(error).split())}).") from None
 
 
+@contextlib.contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """What h5py raises where a file is not what its own tables say."""
+    try:
+        yield
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: damaged, or no dataset of Minari ({' '.join(str(error).split())}).") from None
+
+
 def _arrays_of(episode: Any, told: str) -> dict[str, Any]:
     """Of what a step is made of, by field's name; not read yet."""
     found = dict(_leaves(episode["observations"], OBSERVATION)) if "observations" in episode else {}
@@ -95,7 +107,8 @@ def _arrays_of(episode: Any, told: str) -> dict[str, Any]:
     if {OBSERVATION, ACTION, REWARD} - {name.split("__")[0] for name in found}:
         raise ConfigError(f"{told}: lacks observations, actions or rewards. Is it a dataset of Minari?")
     for name, array in found.items():
-        if isinstance(array, Mapping) or not hasattr(array, "dtype") or array.dtype.kind not in "biuf":
+        is_array = not isinstance(array, Mapping) and hasattr(array, "dtype") and len(array.shape) > 0
+        if not is_array or array.dtype.newbyteorder("=").name not in KEPT:
             raise ConfigError(f"{told}: '{name}' is no array of numbers, which is all that a store keeps.")
         if not NAME.fullmatch(name):
             raise ConfigError(f"{told}: '{name}' is no name of a field: letters, digits and '_'. Rename it there.")
@@ -112,6 +125,8 @@ def _leaves(group: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _length_of(arrays: Mapping[str, Any], first: Mapping[str, Any], told: str) -> int:
     length = len(arrays[REWARD])
+    if arrays[REWARD].shape != (length,):
+        raise ConfigError(f"{told}: rewards are {list(arrays[REWARD].shape)}, expected one number a step.")
     for name in {**first, **arrays}:
         if name not in arrays or name not in first or arrays[name].shape[1:] != first[name].shape[1:]:
             raise ConfigError(f"{told}: '{name}' has another shape than in the first episode. Leave one of them out.")
@@ -121,8 +136,12 @@ def _length_of(arrays: Mapping[str, Any], first: Mapping[str, Any], told: str) -
     return length
 
 
-def _end_of(episode: Any, told: str) -> int:
+def _end_of(episode: Any, length: int, told: str) -> int:
     """How it ended."""
+    for name in ("terminations", "truncations"):
+        shape = getattr(episode.get(name), "shape", None)
+        if shape != (length,):
+            raise ConfigError(f"{told}: {name} are {shape and list(shape)}, expected one for each of {length} rewards.")
     terminated, truncated = (np.asarray(episode[name]).astype(bool) for name in ("terminations", "truncations"))
     if (terminated[:-1] | truncated[:-1]).any():
         raise ConfigError(f"{told}: goes on after its end. Split it there.")
@@ -130,18 +149,27 @@ def _end_of(episode: Any, told: str) -> int:
 
 
 def _field(name: str, array: Any) -> Field:
-    dtype = "float32" if name == REWARD else DTYPES.get(str(array.dtype), str(array.dtype))
+    kept = KEPT[array.dtype.newbyteorder("=").name]
+    dtype = "float32" if name == REWARD else kept
     return Field(name, tuple(array.shape[1:]), getattr(torch, dtype), extra=int(name.startswith(OBSERVATION)))
 
 
-def _fill(store: ReplayStore, arrays: Mapping[str, Any], begin: int, length: int, row: int | None) -> None:
+def _fill(
+    store: ReplayStore, arrays: Mapping[str, Any], begin: int, length: int, row: int | None, told: str
+) -> None:
     """Writes an episode into the ring, and what it saw last behind it, where the next one begins.
 
     Args:
         row: of the sides, for what it saw last; None if it was terminated.
     """
     for name, array in arrays.items():
-        steps = torch.from_numpy(np.ascontiguousarray(array[:])).to(store.tensors[name].dtype)
+        read = array[:]
+        kept = read.astype(KEPT[array.dtype.newbyteorder("=").name] if name != REWARD else "float32")
+        if not (kept == read).all() and kept.dtype.kind == "i":
+            raise ConfigError(f"{told}: '{name}' holds whole numbers beyond 32 bits, which a store does not keep.")
+        if not np.isfinite(kept).all():
+            raise ConfigError(f"{told}: '{name}' holds a NaN or an infinity. Leave the episode out.")
+        steps = torch.from_numpy(np.ascontiguousarray(kept))
         store.tensors[name][begin : begin + len(steps), 0, 0] = steps.to(store.backend.device)
         if row is not None and name.startswith(OBSERVATION):
             store.small[f"side_{name}"][row, 0, 0] = steps[-1].to(store.backend.device)

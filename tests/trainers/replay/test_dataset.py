@@ -5,7 +5,6 @@ import math
 import random
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from trainers_runs import config_of
 
 from trainers.errors import RunFolderError
 from trainers.replay.dataset import read_dataset, write_dataset
-from trainers.replay.minari import read_minari
+from trainers.replay.minari import KEPT, read_minari
 from trainers.replay.selectors import Uniform
 from trainers.replay.windows import Transitions
 from trainers.run.disk import TEMPORARY
@@ -77,23 +76,28 @@ def test_counters_of_a_dataset_that_its_files_do_not_bear_out_are_refused(tmp_pa
 
 
 @pytest.fixture
-def h5py(monkeypatch):
-    """A stand-in for the package: files are what a test puts into it, by name."""
-    files = {}
+def minari():
+    """A function that writes a file as Minari does: groups of arrays that can grow, and what else is told of them."""
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
 
-    class File(dict):
-        def __init__(self, path, mode):
-            assert mode == "r"
-            super().__init__(files[Path(path).name])
+    def fill(group, found: dict) -> None:
+        for name, one in found.items():
+            if isinstance(one, dict):
+                fill(group.create_group(name), one)
+            else:
+                group.create_dataset(name, data=one, chunks=True, maxshape=(None, *one.shape[1:]))
 
-        def __enter__(self):
-            return self
+    def write(path: Path, episodes: dict) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(path, "w") as file:
+            file.attrs["total_episodes"] = len(episodes)
+            fill(file, episodes)
+            for number, one in enumerate(file.values()):
+                one.attrs["id"] = number
+                one.create_group("infos")["seed"] = np.arange(5)
+        return path
 
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setitem(sys.modules, "h5py", SimpleNamespace(File=File))
-    return files
+    return write
 
 
 def episode(first, length, terminated, truncated):
@@ -116,11 +120,9 @@ EPISODES = {
 }
 
 
-def test_minaris_episodes_are_drawn_as_they_were_played(tmp_path, backend, h5py):
+def test_minaris_episodes_are_drawn_as_they_were_played(tmp_path, backend, minari):
     """Of the 9 steps all that two more can follow, and each within its episode."""
-    h5py["main_data.hdf5"] = EPISODES
-    (tmp_path / "expert-v0" / "data").mkdir(parents=True)
-    (tmp_path / "expert-v0" / "data" / "main_data.hdf5").touch()
+    minari(tmp_path / "expert-v0" / "data" / "main_data.hdf5", EPISODES)
     store = read_minari(tmp_path / "expert-v0", backend)
     assert (store.num_steps_added, store.layout.num_sides) == (9, 2)
     batch = store.table("two", Uniform(), Transitions(n_step=2, gamma=0.5)).draw(8)  # each of them once
@@ -139,22 +141,62 @@ def test_minaris_episodes_are_drawn_as_they_were_played(tmp_path, backend, h5py)
     assert torch.equal(read_dataset(tmp_path / "ours", backend).tensors["done"], store.tensors["done"])
 
 
+def test_observations_may_be_one_array_or_groups_within_groups(tmp_path, backend, minari):
+    arrays = {"": np.arange(8.0).reshape(4, 2), "__arm__hand": np.arange(4)[:, None], "__eye": np.arange(4.0)[:, None]}
+    nested = {"arm": {"hand": arrays["__arm__hand"]}, "eye": arrays["__eye"]}
+    for seen, names in ((arrays[""], [""]), (nested, ["__arm__hand", "__eye"])):
+        file = minari(tmp_path / "one.hdf5", {"episode_0": {**EPISODES["episode_0"], "observations": seen}})
+        store = read_minari(file, backend)
+        assert sorted(store.tensors) == ["action", "done", *(f"observation{name}" for name in names), "reward"]
+        for name in names:
+            found, kept = arrays[name], store.tensors[f"observation{name}"].cpu()
+            assert np.array_equal(kept[:4, 0, 0], found) and str(kept.dtype)[6:] == KEPT[str(found.dtype)]
+
+
 BAD = {
     "goes on after its end": {"terminations": np.array([True, False, False])},
     "'action' is no array of numbers": {"actions": {"a": np.zeros(3)}},
     "3 of 'observation' for 3 rewards, expected 4": {"observations": np.zeros((3, 1))},
     "lacks observations, actions or rewards": {"rewards": None},
     "is no name of a field": {"observations": {"a b": np.zeros((4, 1))}},
+    r"rewards are \[3, 2\], expected one number a step": {"rewards": np.zeros((3, 2))},
+    "'reward' holds a NaN or an infinity": {"rewards": np.array([0, np.nan, 1])},
+    "'action' holds whole numbers beyond 32 bits": {"actions": np.array([0, 1 << 40, 1])},
+    "terminations are None, expected one for each of 3": {"terminations": None},
+    r"truncations are \[0\], expected one for each of 3": {"truncations": np.zeros(0, bool)},
 }
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_what_a_store_cannot_hold_is_refused_and_the_episode_named(tmp_path, backend, h5py, words):
+def test_what_a_store_cannot_hold_is_refused_and_the_episode_named(tmp_path, backend, minari, words):
     found = {name: one for name, one in {**EPISODES["episode_0"], **BAD[words]}.items() if one is not None}
-    h5py["one.hdf5"] = {"episode_0": found}
-    (tmp_path / "one.hdf5").touch()
+    minari(tmp_path / "one.hdf5", {"episode_0": found})
     with pytest.raises(ConfigError, match=f"one.hdf5: episode_0: .*{words}"):
         read_minari(tmp_path / "one.hdf5", backend)
+
+
+@pytest.mark.parametrize("length", [0, 100, -1])
+def test_a_file_that_is_cut_is_told_in_a_line(tmp_path, backend, minari, length):
+    file = minari(tmp_path / "one.hdf5", EPISODES)
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(ConfigError, match=rf"^{file}: no file of HDF5 \(.*\)\.$"):
+        read_minari(file, backend)
+
+
+def test_a_flipped_bit_is_read_or_told_in_a_line_and_numbers_of_any_byte_order_are_read(tmp_path, backend, minari):
+    """HDF5 has no sums, so most flips are other numbers; what contradicts the file's own tables is told."""
+    swapped = {**EPISODES["episode_0"], "rewards": EPISODES["episode_0"]["rewards"].astype(">f4")}
+    file = minari(tmp_path / "one.hdf5", {"episode_0": swapped})
+    assert read_minari(file, backend).tensors["reward"][:3, 0, 0].tolist() == [0, 1, 2]
+    whole, chance = file.read_bytes(), random.Random(3)
+    for _ in range(60):
+        content = bytearray(whole)
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        file.write_bytes(content)
+        try:
+            read_minari(file, backend)
+        except ConfigError as told:
+            assert str(file) in str(told) and "\n" not in str(told)
 
 
 def test_datasets_that_are_not_there_and_a_missing_h5py_are_told_in_a_line(tmp_path, backend, monkeypatch):
@@ -167,10 +209,8 @@ def test_datasets_that_are_not_there_and_a_missing_h5py_are_told_in_a_line(tmp_p
         read_minari("one.hdf5", backend)
 
 
-def test_every_flipped_bit_of_a_dataset_is_found(tmp_path, backend, h5py):
-    h5py["one.hdf5"] = EPISODES
-    (tmp_path / "one.hdf5").touch()
-    write_dataset(read_minari(tmp_path / "one.hdf5", backend), tmp_path / "ours")
+def test_every_flipped_bit_of_a_dataset_is_found(tmp_path, backend, minari):
+    write_dataset(read_minari(minari(tmp_path / "one.hdf5", EPISODES), backend), tmp_path / "ours")
     files, chance = sorted(path for path in (tmp_path / "ours").rglob("*") if path.is_file()), random.Random(7)
     assert len(files) == 3
     for _ in range(50):
@@ -191,11 +231,9 @@ def test_every_flipped_bit_of_a_dataset_is_found(tmp_path, backend, h5py):
     [("name", 'x; system("ls"); //'), ("dtype", "load"), ("shape", [-1]), ("axis", "team"), ("every", 0)],
 )
 def test_a_dataset_that_describes_no_fields_is_refused_before_a_kernel_is_made_of_it(
-    tmp_path, backend, h5py, key, value
+    tmp_path, backend, minari, key, value
 ):
-    h5py["one.hdf5"] = EPISODES
-    (tmp_path / "one.hdf5").touch()
-    write_dataset(read_minari(tmp_path / "one.hdf5", backend), tmp_path / "ours")
+    write_dataset(read_minari(minari(tmp_path / "one.hdf5", EPISODES), backend), tmp_path / "ours")
     file = tmp_path / "ours" / "dataset.json"
     told = json.loads(file.read_bytes())
     told["replay"]["steps"]["layout"]["fields"][0][key] = value

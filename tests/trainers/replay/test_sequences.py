@@ -1,5 +1,7 @@
 """Sequences that a store draws, against plain lists of what was played: bit for bit."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -69,46 +71,102 @@ def is_start(played: Played, begin: int, r: int, env: int, agents: int | slice) 
     return (~is_in | ended) & (r > 0)
 
 
-@pytest.mark.parametrize("length", [2, 5])
-def test_sequences_begin_and_end_where_slices_of_torchrl_do(backend, length):
-    """Random episodes of 1 to 12 steps: which sequences lie in one of them, and how long the others go on in theirs."""
+NUM_STEPS, LAST = 120, 64  # of one env; what is seen counts on by 1 / LAST
+
+
+@pytest.fixture
+def slices():
+    """A function that draws TorchRL's slices of some steps, one after the other; so many that each is among them."""
     torchrl = pytest.importorskip("torchrl.data", reason="TorchRL, the oracle, is not installed")
+
+    def call(steps, slice_len: int, end_key: str, is_strict: bool = True):
+        torch.manual_seed(3)
+        sampler = torchrl.SliceSampler(slice_len=slice_len, strict_length=is_strict, end_key=end_key)
+        buffer = torchrl.TensorDictReplayBuffer(storage=torchrl.LazyTensorStorage(NUM_STEPS), sampler=sampler)
+        buffer.extend(steps)
+        return buffer.sample(slice_len * 4000)
+
+    return call
+
+
+def played_and_drawn(backend, window: Sequences):
+    """Random episodes of 1 to 12 steps, as TorchRL keeps them; and a batch with each sequence that we have of them."""
     from tensordict import TensorDict
 
-    random, num_steps = np.random.default_rng(11), 120
-    ends = np.zeros(num_steps, bool)
-    at = np.cumsum(random.integers(1, 13, num_steps))
-    ends[at[at < num_steps]] = True
-    is_truncated = random.random(num_steps) < 0.5
-    ring = ReplayStore([Field("seen", extra=1), Field("reward")], 1, 1, 4, num_steps + 4, backend)
-    table = ring.table("all", Uniform(), Sequences(length, 0, 1, axis="agent"))
-    for begin in range(0, num_steps, 4):
-        now = slice(begin, begin + 4)
-        seen = torch.arange(begin, begin + 5.0, device=backend.device).view(5, 1, 1)
-        flags = {"terminated": ends[now] & ~is_truncated[now], "truncated": ends[now] & is_truncated[now]}
-        flags = {name: torch.from_numpy(one).view(4, 1).to(backend.device) for name, one in flags.items()}
-        ring.add({"seen": seen, "final_seen": seen[1:], "reward": seen[:4], **flags})
-    batch = table.draw(num_steps - length + 1)  # of as many as there are: each once
-    first, starts = batch.observation["seen"][0].flatten().long().tolist(), batch.starts[1:length].cpu()
-    assert sorted(first) == list(range(num_steps - length + 1))
-    ours = {s: length if not row.any() else int(row.int().argmax()) + 1 for s, row in zip(first, starts.T, strict=True)}
+    random = np.random.default_rng(11)
+    ends = np.zeros(NUM_STEPS, bool)
+    at = np.cumsum(random.integers(1, 13, NUM_STEPS))
+    ends[at[at < NUM_STEPS]] = True
+    is_truncated = random.random(NUM_STEPS) < 0.5
+    is_init = np.insert(ends[:-1], 0, True)
+    memory = torch.from_numpy(np.where(is_init[:, None], 0, random.random((NUM_STEPS, 3))).astype(np.float32))
+    seen = torch.arange(NUM_STEPS + 1.0)[:, None] / LAST
+    fields = [Field("seen", (1,), extra=1), Field("memory", (3,)), Field("reward")]
+    ring = ReplayStore(fields, 1, 1, 4, NUM_STEPS + 4, backend)
+    table = ring.table("all", Uniform(), window)
+    flags = {"terminated": torch.from_numpy(ends & ~is_truncated), "truncated": torch.from_numpy(ends & is_truncated)}
+    steps = {"memory": memory[:, None, None], "reward": seen[:-1, :, None], **{k: x[:, None] for k, x in flags.items()}}
+    for begin in range(0, NUM_STEPS, 4):
+        added = {name: one[begin : begin + 4].to(backend.device) for name, one in steps.items()}
+        now = seen[begin : begin + 5, None, None].to(backend.device)
+        ring.add({"seen": now, "final_seen": now[1:], **added})
+    bits = {"done": ends, "never": np.zeros(NUM_STEPS, bool), "is_init": is_init}
+    bits = {name: torch.from_numpy(one)[:, None] for name, one in bits.items()}
+    kept = {"seen": seen[:-1], "memory": memory[:, None], "cut": flags["truncated"][:, None], **bits}
+    return TensorDict(kept, [NUM_STEPS]), table.draw(table.num_drawable)
 
-    def slices(is_strict: bool) -> dict[int, int]:
-        """Drawn often enough that each is among them: first step -> steps."""
-        torch.manual_seed(3)
-        sampler = torchrl.replay_buffers.SliceSampler(slice_len=length, strict_length=is_strict, end_key="done")
-        buffer = torchrl.ReplayBuffer(storage=torchrl.LazyTensorStorage(num_steps), sampler=sampler)
-        buffer.extend(TensorDict({"step": torch.arange(num_steps), "done": torch.from_numpy(ends)}, [num_steps]))
-        found: dict[int, int] = {}
-        for _ in range(20):
-            step, info = buffer.sample(length * 200, return_info=True)
-            stops = info[("next", "truncated")].flatten().nonzero().flatten() + 1
-            for part in step["step"].tensor_split(stops[stops < len(step["step"])]):
-                found[int(part[0])] = len(part)
-        return found
 
-    strict, loose = slices(True), slices(False)
-    assert strict == {step: count for step, count in ours.items() if count == length} and len(strict) > 20
-    shorter = {step: count for step, count in loose.items() if count < length}
-    assert shorter.items() <= ours.items() | {(s, num_steps - s) for s in range(num_steps - length, num_steps)}
-    assert bool(shorter)
+@pytest.mark.parametrize(
+    ("length", "burn_in", "period"), [(2, 0, 1), (5, 0, 1), (2, 1, 1), (5, 3, 1), (5, 3, 2), (3, 4, 4)]
+)
+def test_sequences_begin_and_end_where_slices_of_torchrl_do(backend, slices, length, burn_in, period):
+    """Which sequences there are and where memories are emptied in them; which of them lie in one episode; and how long
+    the others go on in theirs. TorchRL's slices begin at any step: those on the grid are ours."""
+    steps, batch = played_and_drawn(backend, Sequences(length, burn_in, period, axis="agent"))
+    total = burn_in + length
+    rows = batch.observation["seen"][:total, :, 0].T.cpu(), batch.starts[1:total].T.cpu()
+    ours = {int(seen[0] * LAST): (seen.tolist(), starts.tolist()) for seen, starts in zip(*rows, strict=True)}
+    assert list(ours) == [s for s in range(NUM_STEPS - total + 1) if (s + burn_in) % period == 0]
+
+    def theirs(end_key: str, is_strict: bool = True) -> dict[int, tuple[list[float], list[bool]]]:
+        drawn = slices(steps, total, end_key, is_strict)
+        seen, starts = drawn["seen"].flatten().tolist(), drawn["is_init"].flatten().tolist()
+        stops = (drawn["next", "truncated"].flatten().nonzero().flatten() + 1).tolist()
+        found = {int(seen[i] * LAST): (seen[i:j], starts[i + 1 : j]) for i, j in pairwise([0, *stops])}
+        return {begin: one for begin, one in found.items() if (begin + burn_in) % period == 0}
+
+    assert theirs("never") == ours
+    within = {begin: one for begin, one in ours.items() if not any(one[1])}
+    assert theirs("done") == within and 20 / period < len(within) < len(ours)
+    shorter = {begin: len(seen) for begin, (seen, _) in theirs("done", False).items() if len(seen) < total}
+    go_on = {begin: [*starts, True].index(True) + 1 for begin, (_, starts) in ours.items()}
+    beyond = {(begin, NUM_STEPS - begin) for begin in range(NUM_STEPS - total, NUM_STEPS)}
+    assert shorter.items() <= go_on.items() | beyond
+    assert shorter.items() - beyond
+
+
+@pytest.mark.parametrize(("length", "burn_in", "period"), [(2, 1, 1), (5, 3, 2), (3, 4, 4)])
+def test_a_memory_is_warmed_up_by_the_steps_that_torchrl_burns_in(backend, slices, length, burn_in, period):
+    """By a GRU, across the ends of episodes; and what is left to learn from are the same steps."""
+    from torchrl.envs.transforms import BurnInTransform
+    from torchrl.modules import GRUModule
+
+    steps, batch = played_and_drawn(backend, Sequences(length, burn_in, period, axis="agent"))
+    keys = {"in_keys": ["seen", "memory"], "out_keys": ["out", ("next", "memory")]}
+    gru = GRUModule(input_size=1, hidden_size=3, default_recurrent_mode=True, **keys)
+    drawn = slices(steps, burn_in + length, "never").exclude("next").view(-1, burn_in + length)
+    drawn = BurnInTransform([gru], burn_in)(drawn)
+    seen, memory = batch.observation["seen"].cpu(), batch.fields["memory"][:1].cpu()
+    with torch.no_grad():
+        for now, starts in zip(seen[:burn_in], batch.starts.cpu(), strict=False):
+            memory = gru.gru(now[:, None], memory.masked_fill(starts[:, None], 0))[1]
+    first = (seen[burn_in].flatten() * LAST).long()
+    place = torch.full((NUM_STEPS,), -1)
+    place[first] = torch.arange(len(first))
+    ours = place[(drawn["seen"][:, 0, 0] * LAST).long()]
+    drawn, ours = drawn[ours >= 0], ours[ours >= 0]  # of those on the grid
+    assert drawn.shape[1] == length and ours.unique().tolist() == list(range(len(first)))
+    torch.testing.assert_close(drawn["memory"][:, 0, 0], memory[0, ours], rtol=1e-5, atol=1e-6)
+    rows = {"reward": drawn["seen"].squeeze(-1), "valid": (~drawn["cut"]).squeeze(-1).float()}
+    for name, theirs in rows.items():
+        assert torch.equal(theirs.T, getattr(batch, name).cpu()[:, ours]), name
