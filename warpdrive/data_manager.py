@@ -108,8 +108,8 @@ class DataManager:
         """The live tensor: writing into it is seen by the next kernel."""
         try:
             return self._arrays[name]
-        except KeyError:
-            raise ArrayError(f"no array '{name}'. {self.nearest(name)}") from None
+        except (KeyError, TypeError):  # TypeError: of a list, or a slice
+            raise ArrayError(f"no array {name!r}. {self.nearest(name)}") from None
 
     def __setitem__(self, name: str, values: Any) -> None:
         """Writes into the array's memory: `data["x"] = 0.0`, `data["x"] += 1.0`. Shapes broadcast.
@@ -248,9 +248,9 @@ class DataManager:
         for name, value in snapshot.items():
             state[name].copy_(value)
 
-    def nearest(self, name: str) -> str:
+    def nearest(self, name: object) -> str:
         """A hint for a wrong name: `Did you mean 'x'?`, else the names there are."""
-        near = difflib.get_close_matches(name, self._arrays, 1)
+        near = difflib.get_close_matches(name, self._arrays, 1) if isinstance(name, str) else []
         return f"Did you mean '{near[0]}'?" if near else f"Pushed so far: {', '.join(self._arrays) or 'nothing'}."
 
     def _from_numpy(self, name: str, array: np.ndarray) -> torch.Tensor:

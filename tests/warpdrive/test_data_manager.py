@@ -130,6 +130,13 @@ def test_it_reads_as_a_dict_of_tensors_does_and_counts_bytes_by_array():
     assert data.get("mop") is None and data.get("mop", 3) == 3
 
 
+@pytest.mark.parametrize("key", [3, None, ("x", 0), ["x"], slice(2)])
+def test_what_is_no_name_is_an_unknown_array_in_one_line(key):
+    with pytest.raises(ArrayError) as caught:
+        manager("cpu")[key]
+    assert str(caught.value) == f"no array {key!r}. Pushed so far: x, alive."
+
+
 @pytest.mark.parametrize("settable", [False, True])
 def test_a_snapshot_holds_the_tables_that_are_settable(settable):
     data = manager("cpu")

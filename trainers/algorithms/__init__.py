@@ -4,11 +4,10 @@ import name, "my_package.reinforce:Reinforce"."""
 from __future__ import annotations
 
 import importlib
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainers.settings.config import total_env_steps
+from trainers.settings.config import whole_env_steps
 from trainers.settings.outside import class_name, config_class, import_class, is_outside
 from warpdrive.config import did_you_mean
 from warpdrive.errors import ConfigError, EnvError
@@ -50,8 +49,7 @@ def check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
 
 def warnings_of(config: Config, env: Env) -> list[str]:
     """A line of each policy that is to learn, and whose run ends before it does."""
-    batch, found = config.trainer.train_batch_size, []
-    num_env_steps = math.ceil(total_env_steps(config, env) / batch) * batch
+    num_env_steps, found = whole_env_steps(config, env), []
     for name, one in config.policy.items():
         kind = find_algorithm(one.algorithm)[0]
         why = kind.why_idle(one, num_env_steps, config.trainer.num_envs) if one.to_train else None

@@ -46,10 +46,11 @@ class OnPolicy(Algorithm):
         "explained_variance": "1 is a critic that agrees with its targets, which are made of its own values, too; 0 "
         "one that guesses, less is worse",
         "explained_variance_of_returns": "the same, against what was paid until the episode ended for good, where "
-        "that was in the same rollout; null if none did",
+        "that was in the same rollout; null if none did, as where only a time limit ends them",
         "value_mean": "mean of what the critic says, in the unit of rewards",
         "value_std": "its standard deviation",
-        "value_max": "its largest size: much more than an episode can pay is a critic that believes itself",
+        "value_max": "its largest size: where episodes end for good, much more than one can pay is a critic that "
+        "believes itself",
         "learning_rate": "the optimiser's step size in that update",
         "grad_norm": "length of the gradient, before it was shortened",
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers import algorithms, networks
-from trainers.run.best import best_metric, metrics_to_go_by, why_no_best
+from trainers.run.best import ROLLOUT, best_metric, metrics_to_go_by, why_no_best
 from trainers.settings.arguments import Overrides, add_allow_import, config_of, find_config, refuse_overrides
 from trainers.settings.config import EvaluationConfig
 from warpdrive.config import did_you_mean, shown
@@ -96,20 +96,21 @@ def _list_metrics(options: argparse.Namespace, overrides: Overrides, folder: Pat
     if options.of is None:
         refuse_overrides("list metrics without a config", overrides)
         found = EXPLANATIONS
-        may = metrics_to_go_by(["<policy>"], ["<group>"], EvaluationConfig(eval_freq=1), ["<figure>"])
+        may, such = metrics_to_go_by(["<policy>"], ["<group>"], EvaluationConfig(eval_freq=1), ["<figure>"]), ROLLOUT
     else:
         config = config_of(find_config(options.of, folder), options, overrides)
         env = load_env(config.name, config.env)
         groups = list(env.groups)
         found = metrics_of(config, groups, env.figures)
         may = metrics_to_go_by([*config.policy, *groups], groups, config.evaluation, env.figures)
-        last = why_no_best(config, groups) or f"The best checkpoint is told by {best_metric(config, groups)}."
+        such = best_metric(config, groups) or may[0]
+        last = why_no_best(config, groups) or f"The best checkpoint is told by {such}."
     if options.json:
         tell(json.dumps({METRICS: found, "best_metric": may}, indent=2))
         return 0
     width = max(map(len, found))
     rows = [f"{'*' if name in may else ' '} {name:{width}}  {line}" for name, line in found.items()]
-    tell("\n".join([f"{METRICS} (* saving.best_metric: rollout/ep_rew_mean)", *rows, *filter(None, [last])]))
+    tell("\n".join([f"{METRICS} (* saving.best_metric: {such})", *rows, *filter(None, [last])]))
     return 0
 
 

@@ -17,7 +17,8 @@ from trainers.players import check_at_least, table
 from trainers.run.best import best_metric, metrics_to_go_by
 from trainers.run.stop import Stopped, StopSignals, signal_name
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config, output_file
-from trainers.settings.config import total_env_steps
+from trainers.settings.config import whole_env_steps
+from warpdrive.config import shown
 from warpdrive.errors import BackendError, ConfigError, WarpDriveError, tell
 
 if TYPE_CHECKING:
@@ -58,10 +59,11 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     _check_numbers(options)
     output = None if options.output is None else output_file(options.output, (".yaml", ".yml"))
     path = needed_config(options, folder, "tuned")
+    _check_output(output, path)
     config = config_of(path, options, overrides)
     env = load_env(config.name, config.env)
     _check_metric(config, env)
-    settings, metric, num_steps = config.trainer, best_metric(config, env.groups), total_env_steps(config, env)
+    settings, metric, num_steps = config.trainer, best_metric(config, env.groups), whole_env_steps(config, env)
     space = space_of(config_with(path, overrides), config, metric, [key for key, _ in overrides], options.allow_import)
     freq = _report_freq(config, num_steps, overrides)
     changed: dict[int, Overrides] = {}
@@ -139,6 +141,13 @@ def _check_numbers(options: argparse.Namespace) -> None:
             check_at_least(1, f"--{name}", number)
     if options.seconds is not None and not options.seconds > 0:
         raise ConfigError(f"command line: --seconds: expected a number above 0, got {options.seconds:g}.")
+
+
+def _check_output(output: Path | None, given: Path) -> None:
+    """Raises ConfigError where what was found would take the place of what was given."""
+    if output is not None and output.exists() and output.samefile(given):
+        place = f"command line: --output {shown(str(output))}"
+        raise ConfigError(f"{place}: is the config that is tuned. Name another file.")
 
 
 def _check_metric(config: Config, env: Env) -> None:

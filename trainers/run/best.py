@@ -1,7 +1,7 @@
 """Which checkpoint of a run is the best: that with the highest figure of one metric. Imports no torch.
 
-Where the env has several groups of agents and no metric was given, none is: what one group wins another may lose, and a
-mean over all of them tells nothing.
+Where the env has several groups of agents, a mean over all of them is no such metric: what one group wins another may
+lose. If none was given there, none is.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from pathlib import Path
 
 from trainers.errors import UnreadableError
 from trainers.run.manifest import MANIFEST, read_manifest
-from trainers.settings.config import Config, EvaluationConfig
+from trainers.settings.config import SHARED, Config, EvaluationConfig
 from warpdrive.errors import CheckpointError
 
 EVALUATION = "eval/mean_reward"
 ROLLOUT = "rollout/ep_rew_mean"
+OVER_ALL = (EVALUATION, ROLLOUT, f"rollout/{SHARED}/ep_rew_mean")
+"""Means over all agents, of whichever group."""
 
 Figure = tuple[str, float]
 """A metric and its value."""
@@ -25,9 +27,10 @@ Reports = Sequence[Mapping[str, float]]
 
 
 def metrics_to_go_by(
-    names: Iterable[str], groups: Iterable[str], evaluation: EvaluationConfig, figures: Collection[str] = ()
+    names: Iterable[str], groups: Collection[str], evaluation: EvaluationConfig, figures: Collection[str] = ()
 ) -> list[str]:
-    """The metrics that `saving.best_metric` may name, first the one that a single group goes by if none is given.
+    """The metrics that `saving.best_metric` may name, first the one that a single group goes by if none is given; of
+    several groups, none that is a mean over all.
 
     Args:
         names: of policies and groups, which have a mean return each.
@@ -35,11 +38,17 @@ def metrics_to_go_by(
     """
     of_rollouts = [ROLLOUT, *(f"rollout/{name}/ep_rew_mean" for name in dict.fromkeys(names)), "rollout/ep_len_mean"]
     of_rollouts += [f"rollout/{figure}" for figure in figures]
-    if not evaluation.eval_freq:
-        return of_rollouts
     of_evaluations = [EVALUATION, *(f"eval/{group}/mean_reward" for group in groups), "eval/mean_ep_length"]
     of_evaluations += [f"eval/{figure}" for figure in figures]
-    return [*of_evaluations, *of_rollouts]
+    found = [*(of_evaluations if evaluation.eval_freq else ()), *of_rollouts]
+    return [name for name in found if why_not_by(name, groups) is None]
+
+
+def why_not_by(name: str, groups: Collection[str]) -> str | None:
+    """Why a metric cannot tell the best checkpoint; None if it can, or if there is none of this name."""
+    if len(groups) < 2 or name not in OVER_ALL:
+        return None
+    return f"'{name}' is a mean over {' and '.join(groups)}: what one wins another may lose."
 
 
 def best_metric(config: Config, groups: Collection[str]) -> str | None:

@@ -228,7 +228,9 @@ class PolicyConfig:
             num_steps: of an iteration.
             num_envs: of all GPUs.
         """
-        yield from ()
+        if self.model.squash_actions and not hasattr(spec.action_space, "low"):
+            kind = type(spec.action_space).__name__
+            yield "model.squash_actions", f"is of Box actions, and these agents act in a {kind}. Leave it out."
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that do not fit the others, as "model.conv", each with what is wrong; what one alone must be its type
@@ -279,7 +281,7 @@ class ActorCriticConfig(PolicyConfig):
     min_advantage_std: Annotated[float, Between(0)] = 0.0
     """The part of the returns' standard deviation that normalised advantages are divided by at least, where
     normalize_return keeps it: where little that an agent does matters its advantages are noise, which would else be
-    made as large as a signal. 0: by their own, however small. A2C's is 0.5."""
+    made as large as a signal. 0: by their own, however small. A2C's is 0.3."""
     normalize_return: bool = True
     """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far; its last layer
     moves with them (PopArt). Rewards of any size then need no other settings."""
@@ -314,8 +316,8 @@ class SavingConfig:
     best_metric: str | None = None
     """The metric whose highest value tells the best checkpoint. If not given, eval/mean_reward where there are
     evaluations, else rollout/ep_rew_mean; and none where the env has several groups of agents, as what one wins another
-    may lose: give one group's, eval/<group>/mean_reward or rollout/<group>/ep_rew_mean (`warpdrive list
-    metrics`). Or one that a callback reports."""
+    may lose, and a mean over all of them is refused: give one group's, eval/<group>/mean_reward or
+    rollout/<group>/ep_rew_mean (`warpdrive list metrics`). Or one that a callback reports."""
     basedir: PathName = "runs"
     """Folder of the run folders."""
     name: Name | None = None
@@ -373,6 +375,12 @@ def total_env_steps(config: Config, env: Env) -> int:
     if settings.total_timesteps is not None:
         return settings.total_timesteps
     return settings.num_episodes * env.episode_length
+
+
+def whole_env_steps(config: Config, env: Env) -> int:
+    """The same, rounded up to whole iterations: what is trained."""
+    size = config.trainer.train_batch_size
+    return -(-total_env_steps(config, env) // size) * size
 
 
 SHARED = "shared"

@@ -15,7 +15,7 @@ from trainers.callbacks import Callback, check_callback, is_name_of_callback, pa
 from trainers.experience.spec import spec_of
 from trainers.networks import config_of_network
 from trainers.networks.images import problem_of_images
-from trainers.run.best import metrics_to_go_by
+from trainers.run.best import metrics_to_go_by, why_not_by
 from trainers.settings.config import (
     SHARED,
     SYNONYMS,
@@ -122,7 +122,7 @@ class _Reader:
                     self._check_fits(name, one, trainer, env)
         if None not in (env, saving, evaluation):
             known = metrics_to_go_by([*policy, *env.groups], env.groups, evaluation, env.figures)
-            self._check_best_metric(saving, known)
+            self._check_best_metric(saving, known, env)
         self.problems.raise_if_any()
         parts = (trainer, policy, saving, evaluation, population, callbacks)
         return Config(self.top["name"], self.top.get("env") or {}, *parts)
@@ -349,12 +349,14 @@ class _Reader:
         except EnvError:
             pass  # of the env and the policy, not of the network: told where the policy is made
 
-    def _check_best_metric(self, saving: SavingConfig, known: list[str]) -> None:
+    def _check_best_metric(self, saving: SavingConfig, known: list[str], env: Env) -> None:
         name = saving.best_metric
         if name is None or name in known or (self.adds_metrics and is_name_of_callback(name)):
             return
         message = f"no metric that tells the best checkpoint.{did_you_mean(name, known)} ({', '.join(known)})"
-        if name.startswith("eval/") and not any(one.startswith("eval/") for one in known):
+        if (why := why_not_by(name, env.groups)) is not None:
+            message = f"{why} Take one of {', '.join(known)}."
+        elif name.startswith("eval/") and not any(one.startswith("eval/") for one in known):
             message = f"'{name}' needs evaluations. Set evaluation.eval_freq, or take one of {', '.join(known)}."
         self._add(message, "saving", "best_metric")
 

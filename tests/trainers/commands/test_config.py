@@ -46,6 +46,24 @@ def test_several_configs_are_checked_at_once(tmp_path, capsys):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "line"),
+    [
+        ("tag.yaml", "saving.best_metric=rollout/ep_rew_mean",
+         "saving.best_metric: 'rollout/ep_rew_mean' is a mean over tagger and runner: what one wins another may lose. "
+         "Take one of rollout/tagger/ep_rew_mean, rollout/runner/ep_rew_mean, rollout/ep_len_mean."),
+        ("cartpole.yaml", "policy.agent.model.squash_actions=true",
+         "policy.agent.model.squash_actions: is of Box actions, and these agents act in a Discrete. Leave it out."),
+        ("tag_continuous_ppo.yaml", "policy.tagger.model.squash_actions=true",
+         "policy.tagger.model.squash_actions: is of Box actions, and these agents act in a MultiDiscrete. Leave it "
+         "out."),
+    ],
+)  # fmt: skip
+def test_what_would_do_nothing_in_this_env_or_tell_nothing_is_refused(name, given, line, capsys):
+    assert main(["config", "check", name, given], EXAMPLES) == 2
+    assert capsys.readouterr() == ("", f"error: command line: {line}\n")
+
+
 def test_tiers_in_which_a_store_has_no_room_are_refused(tmp_path, capsys):
     """The size of what is kept is known once networks are."""
     tiers = "  agent:\n    tiers: {device: 20KB, pinned: 1GB}\n"

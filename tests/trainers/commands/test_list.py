@@ -58,7 +58,7 @@ def test_a_kind_narrows_it_and_json_is_for_programs(kind, names, capsys):
 def test_metrics_are_listed_with_those_that_tell_the_best(capsys):
     assert main(["list", "metrics"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.startswith("metrics (* saving.best_metric: ")
+    assert head == "metrics (* saving.best_metric: rollout/ep_rew_mean)"
     marked = {line.split()[1] for line in lines if line.startswith("* ")}
     assert marked == {
         "rollout/ep_rew_mean", "rollout/<policy>/ep_rew_mean", "rollout/ep_len_mean", "eval/mean_reward",
@@ -78,12 +78,19 @@ def test_metrics_of_a_config_are_those_that_its_run_writes(tiny, capsys, evaluat
     assert main(["list", "metrics", file, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["metrics"]) == set(trainer.run.metrics[-1])
+    assert not {"rollout/ep_rew_mean", "eval/mean_reward"} & set(found["best_metric"])
     for name in found["best_metric"]:
         assert tiny(evaluation=evaluation, policy=policy, saving__best_metric=name).saving.best_metric == name
     assert main(["list", "metrics", file, "saving.best_metric=rollout/tagger/ep_rew_mean"]) == 0
-    _, *lines, last = capsys.readouterr().out.splitlines()
+    head, *lines, last = capsys.readouterr().out.splitlines()
+    assert head == "metrics (* saving.best_metric: rollout/tagger/ep_rew_mean)"
     assert {line.split()[1] for line in lines if line.startswith("*")} == set(found["best_metric"])
     assert last == "The best checkpoint is told by rollout/tagger/ep_rew_mean."
+    assert main(["list", "metrics", file]) == 0
+    head, *_, last = capsys.readouterr().out.splitlines()
+    first = found["best_metric"][0]
+    assert head == f"metrics (* saving.best_metric: {first})"
+    assert last.startswith("no checkpoint is kept as the best: ") and f"set saving.best_metric to {first} or " in last
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,13 @@ def test_a_signal_ends_a_search_with_what_was_found_so_far(tiny, tmp_path, monke
     assert read_config(next((tmp_path / "runs").glob("*/best.yaml"))) == read_config("tiny.yaml")
 
 
+@pytest.mark.usefixtures("hurried")
+def test_steps_are_told_as_they_are_trained_in_whole_iterations(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(process, "TrainingProcess", lambda *_: FakeRun(1.0))
+    assert main(["tune", tiny, "--trials", "1", "--total-timesteps", "41"]) == 0
+    assert capsys.readouterr().out.startswith("tiny.yaml: 1 trials of 80 env steps, the best by rollout/ep_rew_mean\n")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -330,13 +337,21 @@ def test_a_signal_ends_a_search_with_what_was_found_so_far(tiny, tmp_path, monke
          "Did you mean 'rollout/ep_rew_mean'? (rollout/ep_rew_mean, rollout/agent/ep_rew_mean, rollout/ep_len_mean)"),
         ([str(ROOT / "examples" / "tag.yaml")],
          "command line: 'tagger' and 'runner' earn apart. Say by --metric which figure tells the best: "
-         "rollout/ep_rew_mean, rollout/tagger/ep_rew_mean, rollout/runner/ep_rew_mean, rollout/ep_len_mean."),
+         "rollout/tagger/ep_rew_mean, rollout/runner/ep_rew_mean, rollout/ep_len_mean."),
+        ([str(ROOT / "examples" / "tag.yaml"), "--metric", RETURN],
+         "command line: saving.best_metric: 'rollout/ep_rew_mean' is a mean over tagger and runner: what one wins "
+         "another may lose. Take one of rollout/tagger/ep_rew_mean, rollout/runner/ep_rew_mean, rollout/ep_len_mean."),
+        (["tiny.yaml", "--output", "tiny.yaml"],
+         "command line: --output 'tiny.yaml': is the config that is tuned. Name another file."),
+        (["tiny.yaml", "--output", "linked.yaml"],
+         "command line: --output 'linked.yaml': is the config that is tuned. Name another file."),
     ],
 )  # fmt: skip
 def test_what_cannot_be_searched_is_one_line_and_code_2(tiny, tmp_path, words, line, capsys):
+    (tmp_path / "linked.yaml").symlink_to("tiny.yaml")
     assert main(["tune", *words]) == 2
     assert capsys.readouterr().err == f"error: {line}\n"
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs").exists() and (tmp_path / "tiny.yaml").read_text() == TINY
 
 
 def test_without_optuna_one_line_says_what_brings_it(tiny, tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from trainers.run.reading import told_if_not_read
 from trainers.trainer import Trainer
 from warpdrive.errors import ConfigError
 
-RETURN = "rollout/ep_rew_mean"
+RETURN, OF_TAGGER = "rollout/ep_rew_mean", "rollout/tagger/ep_rew_mean"
 ONE, TWO = ["agent"], ["tagger", "runner"]
 """Groups of an env; `tiny` has two."""
 
@@ -99,8 +99,7 @@ def test_the_default_is_the_evaluation_and_nothing_where_groups_may_be_opposed_a
     evaluates = tiny(evaluation={"eval_freq": 1})
     assert [best_metric(one, ONE) for one in (tiny(), evaluates)] == [RETURN, "eval/mean_reward"]
     assert [best_metric(one, TWO) for one in (tiny(), evaluates)] == [None, None]
-    for given in ("rollout/tagger/ep_rew_mean", RETURN):
-        assert best_metric(tiny(saving__best_metric=given), TWO) == given
+    assert best_metric(tiny(saving__best_metric=OF_TAGGER), TWO) == OF_TAGGER
     reports = [{RETURN: 1.0}, {RETURN: 2.0}, {RETURN: math.nan}, {}]
     assert latest_figure(tiny(), ONE, reports) == (RETURN, 2.0)
     assert latest_figure(tiny(), ONE, []) is None
@@ -151,20 +150,20 @@ def test_a_run_that_went_by_the_mean_of_all_keeps_its_best_when_it_goes_on(tiny,
 
 def test_a_best_evaluation_is_saved_at_once(tiny):
     """Else the policies that it scored would have learned on by the next save."""
-    evaluation, saving = {"eval_freq": 1, "num_episodes": 2}, {"saving__best_metric": "eval/mean_reward"}
+    evaluation, saving = {"eval_freq": 1, "num_episodes": 2}, {"saving__best_metric": "eval/tagger/mean_reward"}
     trainer = Trainer(tiny(evaluation=evaluation, trainer__total_timesteps=240, **saving))
     scores = iter([1.0, 5.0, 2.0, 3.0])
-    trainer.reporter._evaluate = lambda: {"eval/mean_reward": next(scores)}
+    trainer.reporter._evaluate = lambda: {"eval/tagger/mean_reward": next(scores)}
     trainer.train()
     assert kept(trainer.run.checkpoints) == [60, 120, 240]
     assert best(trainer.run.checkpoints) == 120
 
 
 def test_a_resumed_run_remembers_its_best(tiny):
-    config = {"saving__model_params_save_freq": 1, "saving__num_checkpoints": 1, "saving__best_metric": RETURN}
+    config = {"saving__model_params_save_freq": 1, "saving__num_checkpoints": 1, "saving__best_metric": OF_TAGGER}
     trainer = Trainer(tiny(**config))
     log, figures = trainer.run.log, iter([1.0, 7.0, 2.0])
-    trainer.run.log = lambda metrics: log({**metrics, RETURN: next(figures)})
+    trainer.run.log = lambda metrics: log({**metrics, OF_TAGGER: next(figures)})
     trainer.train()
     assert kept(trainer.run.checkpoints) == [120, 180]
     assert main(["train", "--resume", str(trainer.run.path), "--total-timesteps", "240"]) == 0
@@ -176,8 +175,21 @@ def test_a_resumed_run_remembers_its_best(tiny):
     ("changes", "message"),
     [
         ({"saving__best_metric": "rollout/taggr/ep_rew_mean"}, "Did you mean 'rollout/tagger/ep_rew_mean'"),
-        ({"saving__best_metric": "eval/mean_reward"}, "needs evaluations. Set evaluation.eval_freq"),
-        ({"saving__best_metric": "eval/mean"} | {"evaluation": {"eval_freq": 1}}, "Did you mean 'eval/mean_reward'"),
+        ({"saving__best_metric": "eval/tagger/mean_reward"}, "needs evaluations. Set evaluation.eval_freq"),
+        (
+            {"saving__best_metric": "eval/taggr/mean_reward"} | {"evaluation": {"eval_freq": 1}},
+            "Did you mean 'eval/tagger/mean_reward'",
+        ),
+        ({"saving__best_metric": RETURN}, f"'{RETURN}' is a mean over tagger and runner: what one wins another may "),
+        ({"saving__best_metric": "eval/mean_reward"}, "lose. Take one of rollout/tagger/ep_rew_mean, rollout/runner/"),
+        (
+            {"saving__best_metric": "eval/mean_reward"} | {"evaluation": {"eval_freq": 1}},
+            "lose. Take one of eval/tagger/mean_reward, eval/runner/mean_reward, eval/mean_ep_length, rollout/tagger/",
+        ),
+        (
+            {"saving__best_metric": "rollout/shared/ep_rew_mean"} | {"policy": {"shared": {}}},
+            "lose. Take one of rollout/tagger/ep_rew_mean, rollout/runner/ep_rew_mean, rollout/ep_len_mean.",
+        ),
         ({"saving__best_metric": "my/score"}, "saving.best_metric: no metric that tells the best checkpoint. ("),
         ({"saving__num_checkpoints": 0}, "saving.num_checkpoints: expected a whole number of at least 1"),
     ],
