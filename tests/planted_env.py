@@ -119,3 +119,38 @@ def line_of_mistake(folder: Path) -> str:
             if line.endswith("// HERE"):
                 return f"{file}:{number}"
     return ""
+
+
+def _group(high: int, dtype: type, low: int = 0) -> dict[str, Group]:
+    return {"walker": Group(range(3), spaces.Box(low, high, (2,), dtype), spaces.Discrete(3))}
+
+
+class Yes(Planted):
+    groups: ClassVar = _group(1, np.bool_)
+
+
+class Few(Planted):
+    groups: ClassVar = _group(1, np.uint8)
+
+
+class Bytes(Planted):
+    groups: ClassVar = _group(255, np.uint8)
+
+
+class Signed(Planted):
+    groups: ClassVar = _group(127, np.int8, -128)
+
+
+SMALL = {Yes: "bool", Few: "unsigned char", Bytes: "unsigned char", Signed: "signed char"}
+"""Of envs that show small numbers: what kernels call them."""
+SECOND_FEATURE = "        observation[2 * i + 1] = moved[(agent + 1) % NUM_AGENTS];\n"
+SECOND_BYTE = "        observation[2 * i + 1] = moved[(agent + 1) % NUM_AGENTS] > 0.5f;\n"
+
+
+def of_kind(kind: type[Planted], *mistakes: tuple[str, str]) -> list[tuple[str, str]]:
+    """The changes that make the env show numbers of this kind."""
+    ctype = SMALL[kind]
+    places = ["float* observation, float* reward", "                                         float* observation)"]
+    typed = [(place, place.replace("float* observation", f"{ctype}* observation")) for place in places]
+    see = ("see(float* observation, int i, float value)", f"see({ctype}* observation, int i, float value)")
+    return [*typed, see, (SECOND_FEATURE, SECOND_BYTE), *mistakes]

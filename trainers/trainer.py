@@ -19,7 +19,7 @@ from trainers.callbacks import Callback, Callbacks
 from trainers.evaluation import Evaluation
 from trainers.experience.rollout import Rollout, max_truncations
 from trainers.experience.spec import GroupSpec, spec_of
-from trainers.experience.written import check_written, prepare_look
+from trainers.experience.written import WrittenLook
 from trainers.heads import make_head
 from trainers.learning.compiled import Compiler
 from trainers.learning.distributed import device_of, join, world
@@ -134,7 +134,7 @@ class Trainer:
 
         with compiling_ahead(self.backend):
             self._make(env, agents, specs)
-        self.iteration, self._was_looked_at, self._go_on = 0, False, None
+        self.iteration, self._go_on, self._look = 0, None, WrittenLook(self.rollout)
         self.num_iterations = math.ceil(total_env_steps(config, env) / settings.train_batch_size)
         self.reporter = Reporter(self, self.timing, track)
         self.saves = Saves(self)
@@ -294,15 +294,13 @@ class Trainer:
         Returns:
             policy -> debug figures, on the device.
         """
-        timing, is_first = self.timing, not self._was_looked_at
+        timing = self.timing
         if self._begin is None:
             self.begin()
         in_parts = self.plays_alone and not self.reporter.waits_for_parts and timing.asks_for_parts()
         (self._play_in_parts if in_parts else self._play)()
         timing.end_rollout()
-        if is_first:
-            check_written(self.rollout)
-            self._was_looked_at = True
+        self._look.check()
         clock = self.clock
         updates = [partial(one.update, clock, self.phases[name]) for name, one in self.algorithms.items()]
         figures = dict(zip(self.algorithms, self.side_by_side(updates), strict=True))
@@ -314,8 +312,7 @@ class Trainer:
 
     def begin(self) -> None:
         """What comes before a rollout."""
-        if not self._was_looked_at:
-            prepare_look(self.rollout)
+        self._look.prepare()
         self.timing.begin_iteration()
         if self._begin is not None:
             self._begin()

@@ -19,6 +19,7 @@ from warpdrive.function_manager import FunctionManager
 from warpdrive.layout import ACTION, FINAL, OBSERVATION, Layout
 from warpdrive.reset import EnvironmentReset, StepFunction
 from warpdrive.sampler import seed_words
+from warpdrive.unwritten import WatchedStep
 
 MAX_AGENTS = 2**31 - 1
 """Of all envs together: rows of agents are numbered in 32 bits."""
@@ -137,6 +138,7 @@ class EnvWrapper:
         """[1] int64: numbers in the actions given to step() that were outside their space."""
         self._action_check: ActionCheck | None = None
         self._is_debug = getattr(self.backend, "debug", False)
+        self._watched = WatchedStep(self) if self._is_debug else None
         self.after_step: list[Callable[[], None]] = []
         """Called when a step is done and nothing has restarted yet (see EpisodeRecorder)."""
         self._step_call = self.prepare_step()
@@ -190,14 +192,18 @@ class EnvWrapper:
     def advance(self, **overrides: torch.Tensor) -> None:
         """The first half of step(), with what is in data["action"]: what ends stays as it is, to be looked at.
 
-        restart() is the other half. It may be left out where no env ended.
+        restart() is the other half. It may be left out where no env ended. In debug mode, without `overrides`, what
+        the step leaves unwritten is an EnvError.
 
         Args:
             overrides: views that the kernel writes in place of arrays.
         """
         if self._is_half_stepped:
             self.data["env_step"] += 1  # nobody was restarted after the last one, and the restart counts steps
-        (self.prepare_step(**overrides) if overrides else self._step_call)()
+        if overrides or self._watched is None:
+            (self.prepare_step(**overrides) if overrides else self._step_call)()
+        else:
+            self._watched(self._step_call)
         self._is_half_stepped = True
         for call in self.after_step:
             call()

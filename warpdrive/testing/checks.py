@@ -26,7 +26,7 @@ from warpdrive.testing.play import (
     frames_of,
     run_trace,
 )
-from warpdrive.unwritten import RULE, fill_with, first_difference
+from warpdrive.unwritten import RULE, fill_with, first_difference, name_of, names_of, out_of_the_game
 
 PACKINGS = [(1, 1), (3, 1), (64, 1), (4, 8)]
 """(threads an env, envs a block) that must not matter."""
@@ -164,10 +164,7 @@ def _written_at(env: Env, play: Play, step: int, name: str, index: tuple[int, ..
 def check_unwritten(env: Env, backend: Backend, play: Play) -> str:
     """Every step twice from the same state, with other numbers in the places that it is to write."""
     wrapper = EnvWrapper(env, play.num_envs, backend=backend, seed=SEED)
-    data, step = wrapper.data, wrapper.functions.signature(f"{env.name}_step")
-    written = {parameter.name for parameter in step.parameters if not parameter.is_const}
-    outputs = (name for name in ("reward", "terminated", "truncated") if name in written)
-    names = [*wrapper.layout.kept, *env.figures, *outputs]
+    data, names = wrapper.data, names_of(wrapper)
     player = Player(wrapper, play.num_steps)
     wrapper.reset()
     skip = play.skip(env)
@@ -184,41 +181,14 @@ def check_unwritten(env: Env, backend: Backend, play: Play) -> str:
             fill_with(slots, which)
             wrapper.prepare_step(**slots)()
             seen.append(slots)
-        found = first_difference(*seen, _out_of_the_game(wrapper, names, before))
+        found = first_difference(*seen, out_of_the_game(wrapper, names, before))
         if found is not None:
-            raise EnvError(f"env '{env.name}': in step {number} {_name(wrapper, *found)} is left unwritten. {RULE}")
+            raise EnvError(f"env '{env.name}': in step {number} {name_of(wrapper, *found)} is left unwritten. {RULE}")
         for name, slot in seen[1].items():
             data[name] = slot
         wrapper.prepare_reset()()
         data["num_truncated"].zero_()
     return "a step writes all that is kept of it"
-
-
-def _out_of_the_game(wrapper: EnvWrapper, names: list[str], before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By array, who may be left out: [env, agent] of those who had left before the step, or who have after it."""
-    if "active" not in wrapper.data:
-        return {}
-    had_left, have_left = ~before["active"].bool(), ~wrapper.data["active"].bool()
-    exempt = {"reward": had_left}
-    for group, places in wrapper.layout.observation.items():
-        agents = wrapper.groups[group].agents
-        for place in places.values():
-            shared = wrapper.layout.observations[place.array].num_agents == wrapper.num_agents
-            exempt[place.array] = have_left if shared else have_left[:, agents.start : agents.stop]
-    return {name: mask for name, mask in exempt.items() if name in names}
-
-
-def _name(wrapper: EnvWrapper, name: str, index: tuple[int, ...]) -> str:
-    """`'observation' of env 0, agent 2, feature [3]`."""
-    env, *rest = index
-    words = [f"'{name}' of env {env}"]
-    if rest and name != GLOBAL_STATE:
-        observed = wrapper.layout.observation.items()
-        whose = [group for group, keys in observed if any(place.array == name for place in keys.values())]
-        first = min((wrapper.groups[group].agents.start for group in whose), default=0)
-        words.append(f"agent {rest[0] + first}")
-        rest = rest[1:]
-    return ", ".join([*words, *([f"feature {rest}"] if rest else [])])
 
 
 def check_same_seed(env: Env, backend: Backend, play: Play) -> str:

@@ -106,6 +106,8 @@ def warm_up(trainer: Trainer, graphs: bool) -> None:
     """Until each iteration is as the next."""
     for _ in range(WARM_UP + 1):
         trainer.iterate()
+    while not trainer._look.is_over:  # once more where episodes first end, see WrittenLook
+        trainer.iterate()
     graphs_of_policies = [one for phases in trainer.phases.values() for one in phases.values()]
     captured = [one.is_captured for one in (trainer._play, *graphs_of_policies)]
     assert captured == [graphs] * len(captured)
