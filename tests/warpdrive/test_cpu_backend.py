@@ -1,6 +1,7 @@
 """CUDA C on the CPU: every feature by its result, whatever the number of cores; and what the compilers refuse."""
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -405,4 +406,12 @@ def test_what_all_sources_include_is_compiled_once_and_changes_nothing(tmp_path,
     assert uses.count(True) == 2 and not any(uses[: 2 * cpu_compiler.FEW_SOURCES])
     assert built[0] == built[-1]
     header.write_bytes(b"x" * 100)
+    assert compile_kernels(compiler, source, Variant()) == built[0]
+
+    def relocates(command, folder, **more):
+        if (folder / "cpu_shim.h.gch").is_symlink():
+            return subprocess.CompletedProcess(command, 1, "", "x.cu:1:1: fatal error: had to relocate PCH\n")
+        return run(command, folder, **more)
+
+    monkeypatch.setattr(cpu_compiler, "run_compiler", relocates)
     assert compile_kernels(compiler, source, Variant()) == built[0]

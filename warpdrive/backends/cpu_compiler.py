@@ -293,6 +293,9 @@ def compile_kernels(compiler: Compiler, source: Source, variant: Variant) -> byt
         arguments = [*flags, *includes, *plain, f"-fdebug-prefix-map={folder}={os.getcwd()}"]
         command = [*compiler.command, *arguments, "-c", "kernels.cpp", "-o", "kernels.o"]
         result = run_compiler(command, folder, cwd=folder)
+        if result.returncode and "PCH" in result.stderr:  # older ones cannot have it at another address
+            (folder / "cpu_shim.h.gch").unlink(missing_ok=True)
+            result = run_compiler(command, folder, cwd=folder)
         if result.returncode:
             check_room(result.stderr, source.path)
             raise CompileError(_explain(source, result.stderr))
