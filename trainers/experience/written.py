@@ -63,8 +63,8 @@ class WrittenLook:
     def _check(self) -> None:
         rollout, slots, exempt = self.rollout, self._slots(), {}
         if rollout.active is not None:  # of agents that are out of the game nothing need be written
-            exempt = {name: self._left(name) for name in slots if name in rollout.observations or name == "reward"}
-            exempt.pop(GLOBAL_STATE, None)
+            whose = {*rollout.observations, "reward"} - {GLOBAL_STATE}
+            exempt = {name: self._left(name) for name in slots if name in whose}
         found = self._search.first(slots, exempt)
         if found is None:
             if exempt:  # theirs may be read, masked or not: bools that are neither 0 nor 1, and what no space has

@@ -18,8 +18,9 @@ from trainers.fused.layers_shape import LayersShape
 from trainers.fused.learner import gradient_of
 from trainers.fused.learning_plan import NUM_FIGURES, LearningPlan
 from trainers.fused.limits import Limits
-from trainers.fused.of_replay import ByKernels, why_not_here
+from trainers.fused.of_replay import ByKernels
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, pack
+from trainers.fused.plan import why_not_here
 from trainers.fused.stepper import Stepper
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainers.fused import plan as fused
 from trainers.fused.limits import Limits
+from trainers.fused.plan import why_not_here
 from trainers.networks import find_network
 from trainers.networks.mlp import MLP
 
@@ -17,23 +17,6 @@ if TYPE_CHECKING:
     from trainers.algorithms.algorithm import Clock, Figures
     from trainers.algorithms.off_policy import OffPolicy, OffPolicyConfig
     from trainers.experience.spec import GroupSpec
-
-
-def why_not_here(limits: Limits, precision: str, in_tf32: str | None = None) -> str | None:
-    """Why no kernels run on a device in a precision, in words; None if they do.
-
-    Args:
-        in_tf32: what is said of that, if it is something of its own.
-    """
-    if limits.capability is None and not fused.RUNS_ON_CPU:
-        return "on a CPU it is faster than the fused kernels"
-    if precision == "tf32" and in_tf32 is not None:
-        return in_tf32
-    if precision not in ("bf16", fused.FULL_PRECISION):
-        return f"trainer.precision is {precision}, and the fused kernels' is bf16"
-    if limits.capability is not None and limits.capability < (8, 0):
-        return "the GPU is older than the fused kernels can use"
-    return None
 
 
 def why_no_kernel(
@@ -46,7 +29,9 @@ def why_no_kernel(
         unknown: values of keys that it knows only where they are off, by key.
     """
     in_tf32 = "in bf16 it learns less surely, and the fused kernels are in bf16; trainer.precision=bf16 asks for them"
-    if why := why_not_here(limits, precision, in_tf32 if config.needs_tf32 else None):
+    if config.needs_tf32 and precision == "tf32" and limits.capability is not None:
+        return in_tf32
+    if why := why_not_here(limits, precision):
         return why
     model = config.model
     if find_network(model.type) is not MLP:

@@ -127,18 +127,25 @@ class Request:
         )
 
 
-def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
-    """How the fused kernels play and learn for a policy; or in words why they cannot.
-
-    Args:
-        precision: of the networks, as trainer.precision.
-    """
+def why_not_here(limits: Limits, precision: str) -> str | None:
+    """Why no fused kernels run on a device in a precision, in words; None if they do."""
     if limits.capability is None and not RUNS_ON_CPU:
         return "on a CPU it is faster than the fused kernels"
     if precision not in ("bf16", FULL_PRECISION):
         return f"trainer.precision={precision} asks for it; fused kernels play and learn in bf16, or with auto"
     if limits.capability is not None and limits.capability < (8, 0):
         return "the GPU has no tensor cores for bfloat16 (sm_80 and later have)"
+    return None
+
+
+def plan(request: Request, limits: Limits, precision: str) -> Plan | str:
+    """How the fused kernels play and learn for a policy; or in words why they cannot.
+
+    Args:
+        precision: of the networks, as trainer.precision.
+    """
+    if why := why_not_here(limits, precision):
+        return why
     element_bytes = 4 if precision == FULL_PRECISION else 2
     if request.network is CNN:
         if why := _why_no_convolution(request, limits, element_bytes):

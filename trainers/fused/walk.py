@@ -11,8 +11,8 @@ from trainers.fused import plan as fused
 from trainers.fused.cell import MAX_ROWS_AT_ONCE, CellPlan, why_no_cell
 from trainers.fused.gradient import prepare_product
 from trainers.fused.limits import Limits
-from trainers.fused.of_replay import why_not_here
 from trainers.fused.packed import PackedCell, bytes_of, elements_of
+from trainers.fused.plan import why_not_here
 from trainers.fused.recurrent import CellKernels, prepare_elements
 from trainers.networks.gru import GRU, walk_by_steps
 from warpdrive.backends.base import Backend

@@ -225,7 +225,7 @@ def test_what_the_kernels_cannot_do_is_told(env, changed, words, monkeypatch):
     monkeypatch.setattr(plan, "RUNS_ON_CPU", False)
     spec = spec_of(load_env(env), "shared")
     assert plan_ac(SACConfig(algorithm="SAC", **changed), spec, H100, "bf16") == words
-    told = "trainer.precision is tf32, and the fused kernels' is bf16"
+    told = "trainer.precision=tf32 asks for it; fused kernels play and learn in bf16, or with auto"
     assert plan_ac(SACConfig(), spec, H100, "tf32") == told
     assert plan_ac(SACConfig(), spec, CPU, "bf16") == "on a CPU it is faster than the fused kernels"
 

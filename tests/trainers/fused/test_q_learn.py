@@ -366,7 +366,7 @@ def test_what_the_kernel_cannot_do_is_told(changed, words, monkeypatch):
     config = DQNConfig(algorithm="DQN", **changed)
     found = plan_q(config, spec, H100, "bf16")
     assert found == words if words else isinstance(found, QShape)
-    told = "trainer.precision is tf32, and the fused kernels' is bf16"
+    told = "trainer.precision=tf32 asks for it; fused kernels play and learn in bf16, or with auto"
     assert plan_q(config, spec, H100, "tf32") == told
     assert plan_q(config, spec, CPU, "bf16") == "on a CPU it is faster than the fused kernels"
 

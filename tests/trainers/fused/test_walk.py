@@ -9,7 +9,7 @@ import torch
 
 from trainers.fused import plan as fused
 from trainers.fused.limits import Limits
-from trainers.fused.of_replay import why_not_here
+from trainers.fused.plan import why_not_here
 from trainers.fused.walk import Walk
 from trainers.networks.gru import walk_by_steps
 from trainers.report.paths import told_paths
@@ -86,7 +86,8 @@ def test_one_step_is_torchs(device):
 def test_walks_in_bf16_alone():
     gpu = Limits((9, 0), 227 << 10, 132)
     assert why_not_here(gpu, "bf16") is None
-    assert why_not_here(gpu, "tf32") == "trainer.precision is tf32, and the fused kernels' is bf16"
+    told = "trainer.precision=tf32 asks for it; fused kernels play and learn in bf16, or with auto"
+    assert why_not_here(gpu, "tf32") == told
 
 
 @pytest.mark.parametrize("algorithm", ["R2D2", "NGU", "VDN"])

@@ -211,7 +211,7 @@ def test_auto_takes_a_longer_run_whose_step_size_falls_over_it_for_the_same(run,
     for length in ("24", "32"):
         assert auto("--total-timesteps", length) == 0
         out = capsys.readouterr().out
-        assert "resumed from" in out and f"is [[0, 0.002], [{length}, 0.0001]]" in out
+        assert "resumed from" in out and f"is [[0, 0.002], [{length}, 1e-05]]" in out
     assert auto("policy.shared.lr=[[0, 0.002], [32, 0.0]]") == 0
     assert "a new one begins" in capsys.readouterr().out
 
