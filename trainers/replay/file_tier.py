@@ -319,9 +319,9 @@ class Filed:
         path = self.folder / part.name
         with self._lock:
             known = self._maps.get(part.name)
-        if known and not path.exists():  # what was mapped can be read though it is removed
-            return known
         if (why := self.stamps.why_other(self.folder, part)) is not None:
+            if known and not path.exists():  # what was mapped can be read though it is removed
+                return known
             self.lose({part.name})
             self._trouble = f"{path}: {why}. Training goes on without its steps."
             return None

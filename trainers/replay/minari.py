@@ -108,7 +108,7 @@ def _arrays_of(episode: Any, told: str) -> dict[str, Any]:
         raise ConfigError(f"{told}: lacks observations, actions or rewards. Is it a dataset of Minari?")
     for name, array in found.items():
         is_array = not isinstance(array, Mapping) and hasattr(array, "dtype") and len(array.shape) > 0
-        if not is_array or array.dtype.newbyteorder("=").name not in KEPT:
+        if not is_array or _native(array) not in KEPT:
             raise ConfigError(f"{told}: '{name}' is no array of numbers, which is all that a store keeps.")
         if not NAME.fullmatch(name):
             raise ConfigError(f"{told}: '{name}' is no name of a field: letters, digits and '_'. Rename it there.")
@@ -148,10 +148,18 @@ def _end_of(episode: Any, length: int, told: str) -> int:
     return TERMINATED if terminated[-1] else TRUNCATED
 
 
+def _native(array: Any) -> str:
+    """Of its numbers, whatever the order of their bytes."""
+    return array.dtype.newbyteorder("=").name
+
+
+def _kept_as(name: str, array: Any) -> str:
+    return "float32" if name == REWARD else KEPT[_native(array)]
+
+
 def _field(name: str, array: Any) -> Field:
-    kept = KEPT[array.dtype.newbyteorder("=").name]
-    dtype = "float32" if name == REWARD else kept
-    return Field(name, tuple(array.shape[1:]), getattr(torch, dtype), extra=int(name.startswith(OBSERVATION)))
+    dtype = getattr(torch, _kept_as(name, array))
+    return Field(name, tuple(array.shape[1:]), dtype, extra=int(name.startswith(OBSERVATION)))
 
 
 def _fill(
@@ -164,7 +172,7 @@ def _fill(
     """
     for name, array in arrays.items():
         read = array[:]
-        kept = read.astype(KEPT[array.dtype.newbyteorder("=").name] if name != REWARD else "float32")
+        kept = read.astype(_kept_as(name, array))
         if not (kept == read).all() and kept.dtype.kind == "i":
             raise ConfigError(f"{told}: '{name}' holds whole numbers beyond 32 bits, which a store does not keep.")
         if not np.isfinite(kept).all():
