@@ -157,9 +157,11 @@ TASKS = {
     "minatar_breakout_impala": Task("minatar_breakout_impala.yaml", at_least=28),
     **{
         f"minatar_breakout_impala_lag_{lag}": Task(
-            "minatar_breakout_impala.yaml", at_least=28, changed={"policy.agent.policy_lag": f"{lag}"}
+            "minatar_breakout_impala.yaml",
+            at_least=28,
+            changed={"policy.agent.policy_lag": f"{lag}", "policy.agent.lr": f"[[0, {lr}], [10_000_000, 0.0]]"},
         )
-        for lag in (1, 4)
+        for lag, lr in ((1, "3e-3"), (4, "2e-3"))
     },
     "minatar_breakout_impala_uncorrected": Task(
         "minatar_breakout_impala.yaml", changed={"policy.agent.vtrace": "false"}

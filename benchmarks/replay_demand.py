@@ -1,28 +1,35 @@
 """What published algorithms ask of a replay store, as synthetic load: the highest multiple of their rates that is held.
 
 python benchmarks/replay_demand.py --device cuda
-python benchmarks/replay_demand.py --device cpu --smaller 1000 --rounds 2
+python benchmarks/replay_demand.py --device cpu --smaller 1000 --seconds 0.1
 
-Each row keeps so many items of so many bytes, takes in and draws items at the published rates, and gives what is drawn
-by priority new ones. An item here is one step with an observation of its bytes, drawn with the one that follows; frames
-are one uint8 frame a step, and stacks of four are made at the draw. A multiple is the published second over the time
-that its work takes here.
+Each row keeps so many items of so many bytes, and for some seconds takes in and draws items as fast as it can, in the
+published proportion; what is drawn by priority gets new ones. A multiple is the lower one of the rates that were held,
+over the published ones. On a GPU all of it is replayed from one CUDA graph, so that no host limits it.
+
+An item is as published: a step with an observation of its bytes, drawn with the one that follows; or a sequence of
+steps that shares none with the next one. Frames are one uint8 frame a step: stacks of four are made at the draw where
+an item is a step, and recurrent policies see them one by one. What limits a row is the call that takes most of its
+time, and whether the bytes that the calls read and write are most of what a copy moves in that time.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from report import NUM_REPEATS, median, time_calls, write_report
+from report import NUM_REPEATS, median, time_calls, time_graph, write_report
 
 from trainers.experience.field import Field
+from trainers.learning.graphs import without_collection
 from trainers.replay.selectors import Prioritized, Uniform
+from trainers.replay.sequences import Sequences
 from trainers.replay.store import ReplayStore
 from trainers.replay.sum_tree import all_of
 from trainers.replay.table import Table
@@ -33,6 +40,11 @@ from warpdrive.backends.base import Backend
 FRAME, STACK = 84 * 84, 4
 MOST_BATCH, MOST_BATCH_BYTES = 512, 256 << 20
 NUM_STEPS, MOST_ENVS = 1, 64
+NUM_PRIORITIES = 7
+"""Sets of new priorities that take turns: what is stored already would change nothing."""
+NUM_CALLS = 256
+"""Adds and draws of a graph, about."""
+MEMORY, LATENCY = "memory", "latency"
 
 
 @dataclass(frozen=True)
@@ -47,23 +59,29 @@ class Demand:
     drawn: float
     needs: str = ""
     """"priorities", "use count" or nothing."""
-    num_frames: int = 0
-    """Frames of 84 x 84 that an item is, as one uint8 frame a step; 0: it has none."""
+    steps: int = 1
+    """Of an item: 1: a transition; more: a sequence of them."""
+    burn_in: int = 0
+    """Of these, those that only warm up a memory."""
+    is_frames: bool = False
+    """Whether a step is seen as a frame of 84 x 84, kept once as uint8."""
 
     @property
     def bytes_here(self) -> int:
         """Of an item as it is kept here."""
-        return self.num_frames * FRAME if self.num_frames else self.num_bytes
+        return self.steps * FRAME if self.is_frames else self.num_bytes // self.steps * self.steps
 
 
 STACKED_BYTES = STACK * FRAME * 4
 DEMANDS = {
-    "DQN, Atari Qbert": Demand(400_000, 110_000, 400, 1650, "priorities", 1),
-    "PPO off-policy, Atari Qbert": Demand(100_000, 120_000, 50, 87, "use count", 1),
-    "R2D2, Atari Qbert": Demand(10_000, 10_000_000, 3, 45, "priorities", 10_000_000 // STACKED_BYTES),
-    "IMPALA, Atari Qbert": Demand(100_000, 3_000_000, 4, 253, "use count", 3_000_000 // STACKED_BYTES),
+    "DQN, Atari Qbert": Demand(400_000, 110_000, 400, 1650, "priorities", is_frames=True),
+    "PPO off-policy, Atari Qbert": Demand(100_000, 120_000, 50, 87, "use count", is_frames=True),
+    "R2D2, Atari Qbert": Demand(
+        10_000, 10_000_000, 3, 45, "priorities", 10_000_000 // STACKED_BYTES, burn_in=40, is_frames=True
+    ),
+    "IMPALA, Atari Qbert": Demand(100_000, 3_000_000, 4, 253, "use count", 3_000_000 // STACKED_BYTES, is_frames=True),
     "SAC, MuJoCo Hopper": Demand(1_000_000, 3_000, 71, 138),
-    "QMIX, SMAC 3s5z": Demand(50_000, 290_000, 19, 60),
+    "QMIX, SMAC 3s5z": Demand(50_000, 290_000, 19, 60, steps=58),
     "MASAC, SMAC 3s5z": Demand(1_000_000, 29_000, 116, 63),
     "DQN, GoBigger": Demand(100_000, 400_000, 30, 83, "priorities"),
 }
@@ -74,11 +92,13 @@ class Load:
 
     def __init__(self, demand: Demand, smaller: int, backend: Backend) -> None:
         self.demand, self.backend = demand, backend
-        self.is_frame = demand.num_frames == 1
+        steps, device = demand.steps, backend.device
         kept = max(64, demand.kept // smaller)
         self.num_envs = min(MOST_ENVS, kept // 8)
-        slots, device = -(-kept // self.num_envs) + STACK, backend.device
-        shape = (84, 84) if self.is_frame else (demand.bytes_here,)
+        shape = (84, 84) if demand.is_frames else (demand.num_bytes // steps,)
+        self.stack = STACK if demand.is_frames and steps == 1 else 1
+        items_of_env = -(-kept // self.num_envs)
+        slots = items_of_env + STACK if steps == 1 else (items_of_env + 1) * steps
         seen = Field("observation", shape, torch.uint8, extra=1)
         fields = [seen, Field("action", dtype=torch.int32), Field("reward")]
         sizes = (fields, self.num_envs, 1, NUM_STEPS, slots * self.num_envs)
@@ -97,43 +117,105 @@ class Load:
         self.add = self.store.prepare_add(played)
         limits = {"max_times_sampled": 1_000_000} if demand.needs == "use count" else {}
         selector = Prioritized() if demand.needs == "priorities" else Uniform()
-        window = Transitions(stack=STACK if self.is_frame else 1)
+        window: Transitions | Sequences = Transitions(stack=self.stack)
+        if steps > 1:
+            window = Sequences(steps - demand.burn_in, demand.burn_in, period=steps)
         self.table: Table = self.store.table("load", selector, window, **limits)
         for _ in range(slots + 1):
             self.add()
             self.store.count_window()
-        most = max(1, MOST_BATCH_BYTES // smaller // (2 * demand.bytes_here * (STACK if self.is_frame else 1)))
+        most = max(1, MOST_BATCH_BYTES // smaller // self.bytes_moved)
         self.batch = min(MOST_BATCH, most, self.table.num_drawable)
         draw, batch = self.table.prepare_draw(self.batch)
-        calls: list[Callable[[], None]] = [draw]
+        self.draws: list[Callable[[], None]] = [draw]
         if demand.needs == "priorities":
-            calls.append(self.table.prepare_update(batch.index, batch.reward))
-        self.draw = all_of(calls)
+            new = [torch.rand(self.batch, device=device) + 0.1 for _ in range(NUM_PRIORITIES)]
+            self.draws = [all_of([draw, self.table.prepare_update(batch.index, one)]) for one in new]
+        self.num_draws = 0
 
-    def measure(self, rounds: int, repeats: int) -> dict[str, Any]:
-        """Microseconds of the calls, and the published second in them."""
-        add, draw = (median(time_calls(self.backend, call, rounds, repeats)) for call in (self.add, self.draw))
-        demand = self.demand
+    @property
+    def bytes_moved(self) -> int:
+        """Read and written for an item that is drawn: of a transition two observations, whose stacks share frames."""
+        bytes_here, stack = self.demand.bytes_here, self.stack
+        return bytes_here * (stack + 1 + 2 * stack) if self.demand.steps == 1 else 2 * bytes_here
+
+    def draw(self) -> None:
+        self.num_draws += 1
+        self.draws[self.num_draws % len(self.draws)]()
+
+    def schedule(self) -> tuple[list[Callable[[], None]], int]:
+        """Adds, and after each as many draws as the published rates have; and how many of the calls are adds."""
+        a_draw_adds = self.demand.added / self.demand.drawn * self.batch  # items
+        an_add_draws = self.num_envs * NUM_STEPS / self.demand.steps / a_draw_adds
+        num_adds = max(1, round(NUM_CALLS / (1 + an_add_draws)), math.ceil(1 / an_add_draws))
+        calls: list[Callable[[], None]] = []
+        for i in range(num_adds):
+            num_draws = math.floor((i + 1) * an_add_draws) - math.floor(i * an_add_draws)
+            calls += [self.add, *[self.draw] * num_draws]
+        return calls, num_adds
+
+    def sustain(self, seconds: float) -> tuple[float, float]:
+        """Items added and drawn a second, over so many seconds or more."""
+        calls, num_adds = self.schedule()
+        once = replay = all_of(calls)
+        once()
+        if self.backend.name == "cuda":
+            graph = torch.cuda.CUDAGraph()
+            with without_collection(), torch.cuda.graph(graph, stream=self.backend.stream):
+                once()
+            replay = graph.replay
+        self.backend.synchronize()
+        start, num_rounds = time.perf_counter(), 0
+        while (taken := time.perf_counter() - start) < seconds:
+            replay()
+            for _ in range(num_adds):
+                self.store.count_window()
+            self.backend.synchronize()
+            num_rounds += 1
+        added = num_rounds * num_adds * self.num_envs * NUM_STEPS / self.demand.steps
+        return added / taken, num_rounds * (len(calls) - num_adds) * self.batch / taken
+
+    def measure(self, seconds: float, rounds: int, repeats: int, copied: float) -> dict[str, Any]:
+        """Items a second that are held, what each call takes alone, and what limits them.
+
+        Args:
+            copied: bytes a second that a copy on this device reads and writes.
+        """
+        demand, timed = self.demand, time_graph if self.backend.name == "cuda" else time_calls
+        added, drawn = self.sustain(seconds)
+        add, draw = (median(timed(self.backend, call, rounds, repeats)) for call in (self.add, self.draw))
         parts = {
-            "adding": demand.added / self.num_envs * add * 1e-6,
-            "drawing": demand.drawn / self.batch * draw * 1e-6,
+            "adding": added * demand.steps / (self.num_envs * NUM_STEPS) * add,
+            "drawing": drawn / self.batch * draw,
         }
-        seconds = math.fsum(parts.values())
-        moved = demand.bytes_here * (STACK if self.is_frame else 1)
+        limit = max(parts, key=parts.__getitem__)
+        moved = (2 * added * demand.bytes_here + drawn * self.bytes_moved) / copied
         return {
             "published": {"added": demand.added, "drawn": demand.drawn, "bytes_an_item": demand.num_bytes},
             "needs": demand.needs,
+            "steps_an_item": demand.steps,
             "store_bytes": self.num_bytes,
             "items": self.table.num_drawable,
             "batch": self.batch,
             "num_envs": self.num_envs,
+            "seconds": seconds,
+            "added": round(added, 1),
+            "drawn": round(drawn, 1),
+            "multiple": round(min(added / demand.added, drawn / demand.drawn), 1),
             "add_us": round(add, 3),
             "draw_us": round(draw, 3),
-            "multiple": round(1 / seconds, 1),
-            "limited_by": max(parts, key=parts.__getitem__),
-            "share_of_it": round(max(parts.values()) / seconds, 3),
-            "drawn_GB_a_second": round(2 * self.batch * moved / draw / 1e3, 3),
+            "limited_by": limit,
+            "share_of_it": round(parts[limit] / math.fsum(parts.values()), 3),
+            "memory_share": round(moved, 3),
+            "resource": MEMORY if moved > 0.5 else LATENCY,
         }
+
+
+def copied_a_second(backend: Backend, num_bytes: int, repeats: int) -> float:
+    """Bytes that a copy of so many reads and writes."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=backend.device)
+    target = torch.zeros_like(source)
+    return 2 * num_bytes / median(time_calls(backend, lambda: target.copy_(source), 5, repeats)) * 1e6
 
 
 def main() -> None:
@@ -141,6 +223,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rows", nargs="+", choices=DEMANDS, default=list(DEMANDS))
     parser.add_argument("--smaller", type=int, default=1, help="keep so many times fewer items")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for which the rates are held")
     parser.add_argument("--rounds", type=int, default=20, help="calls that are timed at once")
     parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
     parser.add_argument("--out", type=Path)
@@ -148,13 +231,17 @@ def main() -> None:
     for name in ("smaller", "rounds", "repeats"):
         if getattr(given, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(given, name)}")
+    if not 0 < given.seconds < math.inf:
+        parser.error(f"--seconds must be above 0, got {given.seconds}")
     backend, results = choose_backend(device=given.device), {}
+    copied = copied_a_second(backend, max(1 << 20, (4 << 30) // given.smaller), given.repeats)
     for name in given.rows:
         load = Load(DEMANDS[name], given.smaller, backend)
-        results[name] = load.measure(given.rounds, given.repeats)
+        results[name] = load.measure(given.seconds, given.rounds, given.repeats, copied)
         del load
     together = sum(one["store_bytes"] for one in results.values())
-    write_report(f"replay_demand_{backend.name}", backend, {"rows": results, "bytes_together": together}, given.out)
+    found = {"rows": results, "bytes_together": together, "copied_GB_a_second": round(copied / 1e9, 1)}
+    write_report(f"replay_demand_{backend.name}", backend, found, given.out)
 
 
 if __name__ == "__main__":
