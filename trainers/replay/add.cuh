@@ -323,7 +323,8 @@ __device__ __forceinline__ void add_tile(
     }
 }
 
-// What truncated episodes saw last, into the rows that `Ends` chose, of the envs that a block looks at together.
+// What truncated episodes saw last, into the rows that `Ends` chose, of the envs that a block looks at together: as many
+// threads as a row has words, up to all of them, look at a truncation together, and pass over it where there was none.
 //   last     [truncation, env, ...], strided, in words  read
 //   side     [side, env, WORDS]                         written
 //   side_of  [truncation, env]                          read
@@ -333,12 +334,15 @@ __device__ __forceinline__ void add_sides(
 {
     const Word* from = (const Word*)last;
     Word* to = (Word*)side;
-    for (int i = threadIdx.x; i < MAX_TRUNCATIONS * envs.count * WORDS; i += blockDim.x) {
-        const int k = i / (envs.count * WORDS);
-        const long long env = envs.first + i / WORDS % envs.count;
-        const int word = i % WORDS;
+    int lanes = 1;
+    while (2 * lanes <= WORDS && 2 * lanes <= (int)blockDim.x) lanes *= 2;
+    for (int i = threadIdx.x / lanes; i < MAX_TRUNCATIONS * envs.count; i += blockDim.x / lanes) {
+        const int k = i / envs.count;
+        const long long env = envs.first + i % envs.count;
         const int row = side_of[k * (long long)NUM_ENVS + env];
         if (row < 0) continue;
-        to[((long long)row * NUM_ENVS + env) * WORDS + word] = from[k * STEP_STRIDE + env * ENV_STRIDE + word];
+        for (int word = threadIdx.x % lanes; word < WORDS; word += lanes) {
+            to[((long long)row * NUM_ENVS + env) * WORDS + word] = from[k * STEP_STRIDE + env * ENV_STRIDE + word];
+        }
     }
 }

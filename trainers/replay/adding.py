@@ -26,6 +26,8 @@ BYTES_AT_ONCE, MOST_STEPS = 128, 16
 """Of records that a thread puts together at once; and steps."""
 SHORT_ROW = 256
 """Bytes of what an env sees up to which a block keeps those that many envs saw last."""
+BYTES_OF_SIDES = 1 << 15
+"""Of what envs saw last, that a block keeps of longer ones."""
 LAST = "final_"
 """`final_<observation>` of a window [K, E(, A), *shape]: what an env saw before its k-th truncation in it."""
 _ENDS = ("terminated", "truncated")
@@ -111,7 +113,7 @@ class Adding:
     def _shape_of_records(self) -> dict[str, int]:
         """How many are put together at once, and how; constants of add.cuh."""
         of_sides = sum(self.small[f"side_{one.name}"][0, 0].nbytes for one in self.layout.observations)
-        at_once = THREADS if of_sides <= SHORT_ROW else 32
+        at_once = THREADS if of_sides <= SHORT_ROW else max(1, min(32, BYTES_OF_SIDES // of_sides))
         return {
             "WORDS_OF_TILE": self._words_of_tile,
             "WORDS_AT_ONCE": WORDS_AT_ONCE,
