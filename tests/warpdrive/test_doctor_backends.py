@@ -4,7 +4,7 @@ import ctypes
 import importlib
 import os
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from doctor_cases import NEW, NO_GPU, OLD, has
@@ -70,13 +70,16 @@ def pycuda(tmp_path, monkeypatch):
         (folder / "__init__.py").touch()
         (folder / "driver.py").write_text(text)
         monkeypatch.syspath_prepend(folder.parent)
-        for name in [name for name in sys.modules if name.split(".")[0] == "pycuda"]:
-            monkeypatch.delitem(sys.modules, name)
+        forget()
         importlib.invalidate_caches()
 
+    def forget() -> dict[str, ModuleType]:
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "pycuda"}
+
+    real = forget()
     yield install
-    for name in ("pycuda", "pycuda.driver"):
-        sys.modules.pop(name, None)
+    forget()
+    sys.modules.update(real)
 
 
 @pytest.mark.parametrize(

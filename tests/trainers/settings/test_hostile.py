@@ -24,6 +24,7 @@ from trainers.run.generators import generator_states, prepare_generators
 from trainers.run.resume import restore
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
+from warpdrive.cache import asked_folder
 from warpdrive.errors import CheckpointError, WiringError
 from warpdrive.function_manager import write_constants
 
@@ -41,7 +42,8 @@ def _hook(event: str, arguments: tuple) -> None:
         found.append(event)
     elif event == "open" and isinstance(arguments[0], str | bytes) and set(str(arguments[1])) & set("wax+"):
         path = Path(os.fsdecode(arguments[0])).resolve()
-        if not path.is_relative_to(folder) and not path.is_relative_to("/dev") and "__pycache__" not in path.parts:
+        may_be = [folder, "/dev", asked_folder()]  # kernels of others may still be on their way into the cache
+        if not any(path.is_relative_to(one) for one in may_be) and "__pycache__" not in path.parts:
             found.append(f"write {path}")
 
 
