@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from trainers.experience.field import Field
+from trainers.experience.field import Field, in_a_line
 from trainers.replay.kernel_text import MULTIPROCESSORS, KernelText, launch_shape
 from trainers.replay.storage import Window, lies_side_by_side, run_of
 from warpdrive.errors import ShapeError
@@ -44,6 +44,8 @@ class Adding:
     def prepare(self) -> Callable[[], None]:
         """Raises ShapeError where a tensor is missing, or does not fit its field."""
         layout = self.layout
+        if not isinstance(self.window, Mapping):
+            raise ShapeError(f"a window is a {type(self.window).__name__}. Give a dict of tensors by field's name.")
         known = {*(one.name for one in layout), *(LAST + one.name for one in layout.observations)}
         known |= {"terminated", "truncated"}
         for name in self.window:
@@ -53,7 +55,7 @@ class Adding:
         text = KernelText("add", ["add.cuh"])
         shape = (layout.num_steps, layout.num_envs)
         ends = [self._fitting(name, self._given(name), shape, torch.bool) for name in _ENDS]
-        counts = {len(self._given(LAST + one.name)) for one in layout.observations}
+        counts = {self._num_truncations(LAST + one.name) for one in layout.observations}
         if len(counts) > 1:
             raise ShapeError(f"the window's '{LAST}...' hold {sorted(counts)} truncations. Give as many of each.")
         most = max(counts, default=0)
@@ -174,10 +176,19 @@ class Adding:
         if not field.extra:
             told = f"the window's '{field.name}' is a pair, and nothing is known of it after the last step"
             raise ShapeError(f"{told}. Give the first of the two.")
+        if len(given) != 2 or not isinstance(given[1], torch.Tensor):
+            told = f"the window's '{field.name}' is {in_a_line(given)}"
+            raise ShapeError(f"{told}. Give its steps, and what is known after them.")
         return [
             self._fitting(field.name, given[0], (num_steps, *rows), field.dtype),
             self._fitting(field.name, given[1].unsqueeze(0), (1, *rows), field.dtype),
         ]
+
+    def _num_truncations(self, name: str) -> int:
+        given = self._given(name)
+        if not isinstance(given, torch.Tensor) or not given.dim():
+            raise ShapeError(f"the window's '{name}' is {in_a_line(given)}. Give [K, E(, A), *shape].")
+        return len(given)
 
     def _given(self, name: str) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if name not in self.window:

@@ -177,12 +177,12 @@ class Chunks:
         sources = sources_of(self.stores, listings, self.world)
         self.world.together(lambda: [check_sums(folder, listing) for _, _, listing, _ in sources])
 
-    def check_fits(self, folder: Path, listings: Mapping[str, Listing], is_of_run: bool = True) -> None:
+    def check_fits(self, folder: Path, listings: Mapping[str, Listing], are_finite: bool = True) -> None:
         """Raises CheckpointError, on all ranks, if files that `check_sums` read hold another kind of store than the
-        run's; or what no run keeps, which stops at a NaN."""
-        self.world.together(lambda: self._check_fits(folder, listings, is_of_run))
+        run's; or, if `are_finite`, what no run keeps, which stops at a NaN."""
+        self.world.together(lambda: self._check_fits(folder, listings, are_finite))
 
-    def _check_fits(self, folder: Path, listings: Mapping[str, Listing], is_of_run: bool) -> None:
+    def _check_fits(self, folder: Path, listings: Mapping[str, Listing], are_finite: bool) -> None:
         self._of_size = {}
         for name, store, listing, cut in sources_of(self.stores, listings, self.world):
             if cut is None and not store.num_steps_added and (other := store_of_size(store, listing)) is not None:
@@ -201,7 +201,7 @@ class Chunks:
             for part in listing.parts:
                 rows = _like(store, part.begin, part.end)
                 rows = rows if cut is None else of_envs(rows, listing, "meta")
-                _check_tensors(folder / REPLAY, part, rows, store.bounds, is_of_run)
+                _check_tensors(folder / REPLAY, part, rows, store.bounds, are_finite)
 
     def restore(self, folder: Path, listings: Mapping[str, Listing], are_ours: bool) -> None:
         """Fills the stores with what was checked; their small tensors are there already.

@@ -113,7 +113,7 @@ def _part_of(place: Path, parts: Sequence[Part], beside: Path) -> Part:
 
 
 def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
-    """A store that holds the steps of a dataset, to make tables of. Nothing can be added to it.
+    """A store that holds the steps of a dataset, to make tables of. What is added to it changes no file.
 
     store = read_dataset("cartpole", backend)
     batch = store.table("uniform", Uniform(), Transitions(n_step=3)).draw(256)
@@ -129,13 +129,13 @@ def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
     store = ReplayStore.of_layout(layout, backend, seed)
     chunks, listings = Chunks({STEPS: store}), {STEPS: listing}
     check_sums(folder, listing, WAY_OUT)
-    chunks.check_fits(folder, listings, is_of_run=False)
+    chunks.check_fits(folder, listings, are_finite=False)
     content = read(folder / SMALL)
     if sha256(content) != small:
         raise CheckpointError(f"{folder / SMALL}: damaged: it is not what was written. {WAY_OUT}")
     into, tensors = chunks.small(listings)[STEPS], tensors_of(folder / SMALL, content)
     check_tensors(into, tensors, folder / SMALL)
-    if (why := store.why_not_restored(tensors, listing.num_steps)) is not None:
+    if (why := store.why_not_restored(tensors, listing.num_steps, are_finite=False)) is not None:
         raise CheckpointError(f"{folder / SMALL}: {why}. It was changed by hand. {WAY_OUT}")
     chunks.restore(folder, listings, are_ours=False)
     restore_tensors(into, tensors, folder / SMALL)

@@ -9,10 +9,12 @@ Source: Cassirer et al. 2021, "Reverb: a framework for experience replay", arXiv
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, field
 
 import torch
 
+from trainers.experience.field import in_a_line, whole
 from trainers.replay.storage import check_room
 from trainers.run.free_memory import free_bytes
 from warpdrive.errors import ConfigError
@@ -38,12 +40,18 @@ class RateLimiter:
         return math.isfinite(self.min_diff) or math.isfinite(self.max_diff)
 
     def __post_init__(self) -> None:
-        if not 0 < self.samples_per_insert < math.inf:
-            raise ConfigError(f"samples_per_insert: {self.samples_per_insert} is no ratio. Take a number above 0.")
-        if self.min_size < 1:
-            raise ConfigError(f"min_size: {self.min_size} items. Take at least 1: of none, none can be drawn.")
+        _check_ratio(self.samples_per_insert)
+        whole("min_size", self.min_size, 1)
+        for name, bound in (("min_diff", self.min_diff), ("max_diff", self.max_diff)):
+            if not isinstance(bound, numbers.Real):
+                raise ConfigError(f"{name}: {in_a_line(bound)} is no bound. Take a number.")
         if not self.min_diff <= self.max_diff:
             raise ConfigError(f"min_diff {self.min_diff} is above max_diff {self.max_diff}. Exchange them.")
+
+
+def _check_ratio(samples_per_insert: object) -> None:
+    if not isinstance(samples_per_insert, numbers.Real) or not 0 < samples_per_insert < math.inf:
+        raise ConfigError(f"samples_per_insert: {in_a_line(samples_per_insert)} is no ratio. Take a number above 0.")
 
 
 def MinSize(min_size: int) -> RateLimiter:
@@ -63,9 +71,14 @@ def SampleToInsertRatio(
     Raises:
         ConfigError: with so small a buffer neither side could go on.
     """
+    _check_ratio(samples_per_insert)
+    whole("min_size", min_size, 1)
     if error_buffer is None:
         error_buffer = 2.0 * max(1.0, samples_per_insert)
-    if not isinstance(error_buffer, tuple):
+    is_pair = isinstance(error_buffer, tuple) and len(error_buffer) == 2
+    if not is_pair and not isinstance(error_buffer, numbers.Real):
+        raise ConfigError(f"error_buffer: {in_a_line(error_buffer)}. Take a number, or a pair of bounds.")
+    if not is_pair:
         least = max(1.0, samples_per_insert)
         if error_buffer < least:
             raise ConfigError(
@@ -79,6 +92,7 @@ def SampleToInsertRatio(
 def Queue(size: int) -> RateLimiter:
     """What comes in is drawn once, and at most `size` items wait: with Oldest and max_times_sampled=1 first in, first
     out."""
+    whole("size", size, 1)
     return RateLimiter(1.0, 1, 0.0, float(size))
 
 
@@ -128,7 +142,7 @@ class Counter:
         return (
             f"{num_inserted:,} items that come in at once, and {num_sampled:,} that are drawn at once, take "
             f"{needed:g} of room between the limiter's bounds, which leave {room:g}. Raise the error_buffer to "
-            f"{math.ceil(needed / 2):,}."
+            f"{math.ceil(needed / 2):,}, or a queue's size to {math.ceil(needed):,}."
         )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from trainers.experience.field import whole
 from trainers.replay.chunks import REPLAY, Chunks, check_sums
 from trainers.replay.of_ranks import EMPTY
-from trainers.replay.storage import of_steps
+from trainers.replay.storage import OF_TABLE, of_steps
 from trainers.run import checkpoint
 from trainers.run.reading import list_checkpoints
-from warpdrive.errors import CheckpointError
+from warpdrive.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from trainers.replay.store import ReplayStore
@@ -35,6 +39,7 @@ class StoreCheckpoints:
     """
 
     def __init__(self, store: ReplayStore, folder: str | Path, num_kept: int = 2) -> None:
+        whole("num_kept", num_kept, 1)
         self.store, self.folder, self.num_kept = store, Path(os.path.realpath(folder)), num_kept
         self._chunks = Chunks({NAME: store})
         files = None if store.tiered is None else store.tiered.files
@@ -46,7 +51,12 @@ class StoreCheckpoints:
 
         Raises:
             NotSavedError: the disk is full or cannot be written; the checkpoints before are as they were.
+            ConfigError: windows were added that were not counted: nobody knows which steps are whole.
         """
+        added, counted = int(self.store.small["head"][0]), self.store.num_steps_added
+        if added != counted:
+            told = f"{added:,} steps of each env were added, and {counted:,} were counted"
+            raise ConfigError(f"{told}. Call count_window once for each window that is added, then save.")
         env_steps = self.store.num_steps_added * self.store.layout.num_envs
         small = self._chunks.small()
         return checkpoint.begin_checkpoint(self.folder, env_steps, small, {}, {}, self.num_kept, chunks=self._chunks)()
@@ -76,18 +86,30 @@ class StoreCheckpoints:
         if NAME not in saved.replay or NAME not in saved.tensors:
             raise CheckpointError(f"{path}: holds no store of this kind. Take one that StoreCheckpoints saved.")
         check_sums(place, saved.replay[NAME])
-        chunks.check_fits(place, saved.replay)
+        chunks.check_fits(place, saved.replay, are_finite=False)
         tensors = saved.tensors[NAME]
         if chunks.resized:
             tensors = of_steps(tensors)
         into = chunks.small(saved.replay)[NAME]
         checkpoint.check_tensors(into, tensors, file)
-        why = chunks.resized.get(NAME, self.store).why_not_restored(tensors, saved.replay[NAME].num_steps)
+        of_size = chunks.resized.get(NAME, self.store)
+        why = of_size.why_not_restored(tensors, saved.replay[NAME].num_steps, are_finite=False)
+        if why is None and not chunks.resized:
+            self._check_windows(tensors, saved.replay[NAME].num_steps, file)
         if why is not None:
             raise CheckpointError(f"{file}: {why}. It was changed by hand. Use an older checkpoint.")
         chunks.restore(place, saved.replay, are_ours=place == self.folder)
         checkpoint.restore_tensors(into, tensors, file)
-        if not chunks.resized:
-            self.store.restored()
         chunks.move_resized()
+        self.store.restored()
         return saved.path
+
+    def _check_windows(self, tensors: Mapping[str, torch.Tensor], num_steps: int, file: Path) -> None:
+        """Raises CheckpointError where a table's items were others: what may be drawn tells."""
+        for name, table in self.store.tables.items():
+            if (tree := table.selector.tree) is None:
+                continue
+            first, end = tensors[f"{OF_TABLE}{name}_range"].tolist()
+            if first < end != tree.anchors.drawable(num_steps)[1]:
+                told = f"{file}: table '{name}' was of another window"
+                raise CheckpointError(f"{told}. Make it as it was, or give it another name.")

@@ -16,9 +16,11 @@ from trainers.errors import MemoryShortError
 from trainers.experience.field import Field, in_a_line, whole
 from trainers.replay.records import Record, Sizes, flat_of
 from warpdrive.errors import ConfigError
+from warpdrive.signature import CTYPES
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Of a field: it becomes a part of kernels."""
+TABLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .-]*")
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
 """Codes of `done`; TRUNCATED + r is a truncation whose last observations are in row r of the sides."""
 LARGE_WINDOW = 1 << 20
@@ -61,7 +63,7 @@ class Layout:
         episode_length: int | None = None,
     ) -> Layout:
         """See ReplayStore."""
-        if not fields or not all(isinstance(one, Field) for one in fields):
+        if not isinstance(fields, list | tuple) or not fields or not all(isinstance(one, Field) for one in fields):
             raise ConfigError(f"fields are {in_a_line(fields)}. Take a list of them, such as [Field('reward')].")
         sizes = {"num_envs": num_envs, "num_agents": num_agents, "num_steps": num_steps, "capacity": capacity}
         sizes |= {} if episode_length is None else {"episode_length": episode_length}
@@ -70,10 +72,12 @@ class Layout:
         for name, size in sizes.items():
             whole(name, size, 1)
         names = [one.name for one in fields]
+        reserved = {*_RESERVED, *(prefix + str(name) for prefix in _PREFIXES for name in names)}
         for name in names:
-            if not NAME.fullmatch(name) or names.count(name) > 1:
-                told = "there are several" if names.count(name) > 1 else "it is no name in C"
-                raise ConfigError(f"field '{name}': {told}. Rename it.")
+            if not isinstance(name, str) or not NAME.fullmatch(name):
+                raise ConfigError(f"field {in_a_line(name)}: it is no name in C. Rename it.")
+            if names.count(name) > 1:
+                raise ConfigError(f"field '{name}': there are several. Rename it.")
         window = num_envs * num_steps
         if capacity < window:
             raise ConfigError(
@@ -92,8 +96,12 @@ class Layout:
                     f"field '{one.name}' has a value every {one.every} steps, and a window {num_steps} steps. "
                     "Take windows of a multiple."
                 )
-            if one.name in _RESERVED or one.of != "step":
+            if one.name in reserved or one.name.startswith(OF_TABLE) or one.of != "step":
                 raise ConfigError(f"a store keeps steps, and '{one.name}' itself. Leave the field out, or rename it.")
+            if (wrong := _problem_of(one)) is not None:
+                raise ConfigError(f"field '{one.name}' {wrong}")
+        if SURVIVED in names and ACTIVE not in names:
+            raise ConfigError(f"field '{SURVIVED}' is of agents that may leave. Give '{ACTIVE}', too.")
         num_slots = capacity // num_envs
         num_sides = -(-num_slots // (episode_length or FREE_TRUNCATIONS))
         return cls(tuple(fields), num_envs, num_agents, num_steps, num_slots, num_sides)
@@ -183,15 +191,17 @@ class Layout:
         return of_rings, small
 
 
-def why_not_kept(tensors: Mapping[str, torch.Tensor], bounds: Mapping[str, tuple[int, int]]) -> str | None:
-    """Why one of these cannot be what a run's store keeps; None if all can.
+def why_not_kept(
+    tensors: Mapping[str, torch.Tensor], bounds: Mapping[str, tuple[int, int]], are_finite: bool = True
+) -> str | None:
+    """Why one of these cannot be what a store keeps; None if all can.
 
     Args:
-        bounds: of some of them, the least and the most that may be in them. Of numbers with a point all are finite, as
-            a run stops at a NaN.
+        bounds: of some of them, the least and the most that may be in them.
+        are_finite: whether no number with a point is a NaN or an infinity: a run stops at these.
     """
     for name, one in tensors.items():
-        if not one.numel() or not (name in bounds or one.is_floating_point()):
+        if not one.numel() or not (are_finite if one.is_floating_point() else name in bounds):
             continue
         low, high = (extreme.item() for extreme in one.aminmax())
         if one.is_floating_point():
@@ -225,7 +235,23 @@ PIECE_OF_SLOTS = 1024
 
 OF_TABLE = "table_"
 """Begins the names of tensors that say how a run drew: who draws anew from its steps leaves them."""
-_RESERVED = ("done", "side_step", "num_truncated", "num_dropped", "head", "terminated", "truncated")
+_OF_BATCH = ("index", "weight", "discount", "starts", "valid", "bootstrap")
+_RESERVED = ("done", "side_step", "num_truncated", "num_dropped", "head", "terminated", "truncated", *_OF_BATCH)
+_PREFIXES = ("next_", "side_", "final_")
+"""Names of what a store, its windows and its batches have beside the fields."""
+
+
+def _problem_of(field: Field) -> str | None:
+    """Why it cannot be kept, or does not mean what its name says; None if it can and does."""
+    if field.dtype not in CTYPES:
+        return f"is of {in_a_line(field.dtype)}, which no kernel has. Take one of {', '.join(map(str, CTYPES))}."
+    if field.name == REWARD and (field.shape or field.extra or field.every > 1 or field.dtype != torch.float32):
+        return "is one float32 a step. Leave shape, dtype, extra and every as they are, or rename it."
+    if field.name == MASK and (len(field.shape) != 1 or field.extra != 1 or field.dtype != torch.bool):
+        return "says which actions may be taken, now and next: [actions] bool, extra=1. Make it so, or rename it."
+    if field.name in (ACTIVE, SURVIVED) and (field.shape or field.extra or field.dtype != torch.bool):
+        return "is one bool a step. Make it so, or rename it."
+    return None
 
 
 def of_steps(small: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from trainers.replay.selectors import Selector, check_tree
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import (
     OF_TABLE,
+    TABLE_NAME,
     TRUNCATED,
     Layout,
     Window,
@@ -26,7 +27,7 @@ from trainers.replay.storage import (
 )
 from trainers.replay.table import Table
 from trainers.replay.tiered import Tiered, hot_sizes
-from trainers.replay.tiers import Division, Tier
+from trainers.replay.tiers import Device, Division, File, Tier
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import Backend
@@ -81,7 +82,9 @@ class ReplayStore:
     ) -> None:
         if not isinstance(backend, Backend):
             raise ConfigError(f"backend is {in_a_line(backend)}. Take what choose_backend() gives.")
-        whole("seed", seed)
+        whole("seed", seed, 0, (1 << 64) - 1)
+        if not isinstance(tiers, list | tuple) or not all(isinstance(one, Device | File) for one in tiers):
+            raise ConfigError(f"tiers are {in_a_line(tiers)}. Take a list, such as [Device('1GB'), Pinned('8GB')].")
         layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
         self._make(layout, backend, int(seed), episode_length, tiers)
 
@@ -158,6 +161,8 @@ class ReplayStore:
 
     def table(self, name: str, selector: Selector, window: Transitions | Sequences, **limits: Any) -> Table:
         """A way to draw; several share the steps. `limits` are those of `Table`."""
+        if not isinstance(name, str) or not TABLE_NAME.fullmatch(name):
+            raise ConfigError(f"a table's name is {in_a_line(name)}. Take letters, digits, '_', '-', '.' and spaces.")
         if name in self.tables:
             raise ConfigError(f"there is a table '{name}' already. Choose another name.")
         self.tables[name] = Table(self, name, len(self.tables), selector, window, **limits)
@@ -228,11 +233,14 @@ class ReplayStore:
         found = {one.name: (0, one.below - 1) for one in self.layout if one.below is not None}
         return {"done": (0, TRUNCATED + self.layout.num_sides - 1), **found}
 
-    def why_not_restored(self, small: Mapping[str, torch.Tensor], num_steps: int) -> str | None:
+    def why_not_restored(
+        self, small: Mapping[str, torch.Tensor], num_steps: int, are_finite: bool = True
+    ) -> str | None:
         """Why what a file has of `small` cannot be what a store like this wrote; None if it can.
 
         Args:
             num_steps: added so far, as those say that list its files.
+            are_finite: whether what was seen is, as it is of a run.
         """
         added, counted = (int(one) for one in small["head"].flatten()[[0, -1]])
         window, own = self.layout.num_steps, ("side_step", "num_truncated", "num_dropped")
@@ -257,7 +265,7 @@ class ReplayStore:
                 if why is not None:
                     return f"{own}{why}"
         of_steps = {name: one for name, one in small.items() if name.startswith((PENDING, SIDE))}
-        return why_not_kept(of_steps, {f"{PENDING}{name}": ends for name, ends in self.bounds.items()})
+        return why_not_kept(of_steps, {f"{PENDING}{name}": ends for name, ends in self.bounds.items()}, are_finite)
 
     def restored(self) -> None:
         """What `state` gave has been written to, `done` perhaps as it was when its steps were added. Waits for the

@@ -125,8 +125,12 @@ class Tiered:
 
     def _place(self) -> None:
         """Of a store that is no run's: its files go where they were said to go."""
-        self._is_placed, folder = True, self.files.folder
-        if folder is None or self.files.is_shared:
+        folder = self.files.folder
+        if folder is None:
+            told = "tiers: nobody said where files go: File(None) is of a run, or of StoreCheckpoints"
+            raise ConfigError(f"{told}. Make these before the first window is added, or name a folder.")
+        self._is_placed = True
+        if self.files.is_shared:
             return
         if folder.resolve() in _places:
             raise _is_taken(folder, "store of this process")

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from trainers.experience.field import in_a_line
 from trainers.settings.config import PathName
 from warpdrive.config import Between, Matching
 from warpdrive.errors import ConfigError
@@ -81,8 +82,8 @@ class File:
     admit: str = "all"
 
     def __post_init__(self) -> None:
-        if not _ADMISSION.fullmatch(self.admit):
-            raise ConfigError(f"admit: '{self.admit}' is no admission. Take all, stride:4 or priority:4.")
+        if not isinstance(self.admit, str) or not _ADMISSION.fullmatch(self.admit):
+            raise ConfigError(f"admit: {in_a_line(self.admit)} is no admission. Take all, stride:4 or priority:4.")
 
     @property
     def num_bytes(self) -> int:
@@ -190,8 +191,8 @@ class Division:
         hot = max(0, device.num_bytes - fixed) // (step * steps) * steps
         if hot < MIN_WINDOWS * steps:
             raise ConfigError(
-                f"tiers.device: of the device's {_printed(device.num_bytes)} {_printed(fixed)} are needed whatever "
-                f"goes down, and the rest holds fewer than {MIN_WINDOWS} windows of {steps} steps. Give it at least "
+                f"tiers.device: {_printed(device.num_bytes)}, of which {_printed(fixed)} are needed whatever goes "
+                f"down, and the rest holds fewer than {MIN_WINDOWS} windows of {steps} steps. Give it at least "
                 f"{least}B."
             )
         chunk = min(steps_per_chunk, slots) if file is not None else 0

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 
 import pytest
 
@@ -11,6 +12,7 @@ from trainers.replay.selectors import Uniform
 from trainers.replay.sequences import Sequences
 from trainers.replay.store import ReplayStore
 from trainers.replay.windows import Transitions
+from warpdrive.backends import choose_backend
 from warpdrive.errors import ConfigError
 
 
@@ -93,16 +95,48 @@ def test_a_queue_draws_each_item_once():
     assert not counter.may_insert(1, 3) and counter.may_sample(3, 3) and not counter.may_sample(4, 3)
 
 
+@pytest.mark.parametrize(
+    ("make_it", "words"),
+    [
+        (lambda: Queue(0), "size is 0. Take a whole number of at least 1."),
+        (lambda: MinSize("10"), "min_size is '10'. Take a whole number of at least 1."),
+        (lambda: MinSize(math.nan), "min_size is nan. Take a whole number of at least 1."),
+        (lambda: SampleToInsertRatio("4", 10), "samples_per_insert: '4' is no ratio. Take a number above 0."),
+        (lambda: SampleToInsertRatio(4.0, 10, [1.0, 2.0]), "error_buffer: [1.0, 2.0]. Take a number, or a pair of b"),
+        (lambda: RateLimiter(1.0, 1, None), "min_diff: None is no bound. Take a number."),
+    ],
+)
+def test_what_is_no_limit_is_told_in_a_line(make_it, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_it()
+
+
+def test_a_table_whose_limits_nothing_could_ever_pass_is_refused():
+    """Two envs of 12 steps hold 24 anchors less one for what follows, and the one at the head: 20 are ever drawable. A
+    window brings 8 items: a queue of 7 takes none, nor do bounds 16 apart, at four draws an item."""
+    store = ReplayStore([Field("reward")], 2, 1, num_steps=4, capacity=24, backend=choose_backend("cpu"))
+    for limiter, words in (
+        (MinSize(23), "draws begin with 23 items (min_size), and the store never has more than 22. Lower it"),
+        (Queue(7), "8 items that come in at once, and 0 that are drawn at once, take 8 of room"),
+        (SampleToInsertRatio(4.0, 10), "take 32 of room between the limiter's bounds, which leave 16. Raise the erro"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            store.table("a", Uniform(), Transitions(), rate_limiter=limiter)
+    for i, limiter in enumerate((MinSize(22), Queue(8), SampleToInsertRatio(4.0, 10, 16.0))):
+        store.table(f"fits {i}", Uniform(), Transitions(), rate_limiter=limiter)
+
+
 def test_limits_that_no_side_could_keep_are_told():
     with pytest.raises(ConfigError, match="error_buffer: 3 is less than one item and its draws. Take at least 4."):
         SampleToInsertRatio(4.0, 10, 3.0)
-    with pytest.raises(ConfigError, match="min_size: 0 items. Take at least 1"):
+    with pytest.raises(ConfigError, match="min_size is 0. Take a whole number of at least 1"):
         MinSize(0)
     with pytest.raises(ConfigError, match="samples_per_insert: 0 is no ratio"):
         RateLimiter(0)
     counter = Counter(SampleToInsertRatio(4.0, 10, 8.0))
     problem = counter.problem_of(num_inserted=2, num_sampled=16)
-    assert problem.endswith("the limiter's bounds, which leave 16. Raise the error_buffer to 12.")
+    told = "the limiter's bounds, which leave 16. Raise the error_buffer to 12, or a queue's size to 24."
+    assert problem.endswith(told)
     assert counter.problem_of(num_inserted=1, num_sampled=8) is None
     assert Counter(MinSize(5)).problem_of(1000, 1000) is None and math.isinf(MinSize(5).max_diff)
 

@@ -10,7 +10,7 @@ from trainers.replay.own_checkpoints import StoreCheckpoints
 from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.tiers import File
 from trainers.replay.windows import Transitions
-from warpdrive.errors import CheckpointError
+from warpdrive.errors import CheckpointError, ConfigError
 
 
 def tables(store):
@@ -100,3 +100,65 @@ def test_what_cannot_be_restored_is_told_in_a_line_and_changes_nothing(tmp_path,
         StoreCheckpoints(wider.store, tmp_path).restore(place)
     for name, one in before.items():
         assert torch.equal(wider.store.state()[name], one), name
+
+
+def test_what_goes_into_a_larger_store_is_saved_and_restored_again(tmp_path, backend):
+    """Of a ring of 8 windows of 4 steps into one of 16: all 7 windows that it holds whole go over, and go on."""
+    small, large, again = (Kept(Played(3, 2, 4, seed=9), windows, backend) for windows in (8, 16, 16))
+    of_small = tables(small.store)
+    go_on(small, of_small, 6)
+    StoreCheckpoints(small.store, tmp_path / "small").save()
+    of_large = tables(large.store)
+    tables(again.store)
+    assert StoreCheckpoints(large.store, tmp_path / "small").restore() is not None
+    assert large.store.num_steps_added == small.store.num_steps_added == 24
+    assert [one.num_drawable for one in of_large] == [one.num_drawable for one in of_small]
+    for _ in range(6):
+        large.play()  # as many windows as it was given
+    go_on(large, of_large, 5)
+    place = StoreCheckpoints(large.store, tmp_path / "large").save()
+    assert StoreCheckpoints(again.store, tmp_path / "large").restore() == place
+    for name, one in large.store.state().items():
+        assert torch.equal(one, again.store.state()[name]), name
+
+
+def test_windows_that_nobody_counted_are_not_saved(tmp_path, backend):
+    kept = Kept(Played(3, 2, 4, seed=9), 8, backend)
+    kept.add()
+    kept.store.prepare_add(kept.window)()
+    told = "8 steps of each env were added, and 4 were counted. Call count_window once for each window that is added"
+    with pytest.raises(ConfigError, match=told):
+        StoreCheckpoints(kept.store, tmp_path).save()
+    assert not list(tmp_path.glob("step_*"))
+
+
+def test_infinities_of_ones_own_loop_are_kept(tmp_path, backend):
+    """A run stops at them; who adds them here may mean them."""
+    kept, other = (Kept(Played(3, 2, 4, seed=9), 8, backend) for _ in range(2))
+    kept.add()
+    side = next(name for name in kept.store.small if name.startswith("side_") and name != "side_step")
+    kept.store.tensors["reward"][0] = kept.store.small[side][0] = float("-inf")
+    StoreCheckpoints(kept.store, tmp_path).save()
+    StoreCheckpoints(other.store, tmp_path).restore()
+    assert (other.store.tensors["reward"][0] == float("-inf")).all()
+    assert torch.equal(other.store.small[side], kept.store.small[side])
+
+
+def test_a_table_of_another_window_is_not_restored(tmp_path, backend):
+    kept, other = (Kept(Played(3, 2, 4, seed=9), 8, backend) for _ in range(2))
+    kept.store.table("per", Prioritized(), Transitions(n_step=1))
+    other.store.table("per", Prioritized(), Transitions(n_step=3))
+    kept.add()
+    StoreCheckpoints(kept.store, tmp_path).save()
+    with pytest.raises(CheckpointError, match="table 'per' was of another window. Make it as it was, or give it"):
+        StoreCheckpoints(other.store, tmp_path).restore()
+    assert other.store.num_steps_added == 0
+
+
+def test_files_without_a_folder_are_of_somebody(backend, monkeypatch):
+    """Of no run and no checkpoints: nothing could be written, so nothing is taken in."""
+    monkeypatch.setattr(store_module, "CHUNK_BYTES", 1)
+    kept = make(backend, "unused")
+    kept.store.tiered.files.folder = None
+    with pytest.raises(ConfigError, match="nobody said where files go: File.None. is of a run, or of StoreCheckpoints"):
+        kept.add()

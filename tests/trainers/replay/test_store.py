@@ -15,9 +15,11 @@ from trainers.replay import store as store_module
 from trainers.replay import table as table_module
 from trainers.replay.kernel_text import HERE
 from trainers.replay.limits import SampleToInsertRatio
+from trainers.replay.own_checkpoints import StoreCheckpoints
 from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.sequences import Sequences
 from trainers.replay.store import ReplayStore
+from trainers.replay.tiers import Device, File
 from trainers.replay.windows import Transitions
 from warpdrive.backends import choose_backend
 from warpdrive.data_manager import DataManager
@@ -98,13 +100,35 @@ def share_a_selector(store) -> None:
         (lambda b: Prioritized(beta="0.4"), "beta: '0.4' is no part. Take 0 to 1, or a schedule."),
         (lambda b: Prioritized(beta=[[0, 0.4], [9, 1.5]]), "beta: 1.5 is no part. Take 0 to 1, or a schedule."),
         (lambda b: Prioritized(beta=[[9, 0.4], [9, 1]]), "beta: schedule steps must increase, but 9 follows 9. Take 0"),
-        (lambda b: make(b, seed="1"), "seed is '1'. Take a whole number."),
+        (lambda b: make(b, seed="1"), "seed is '1'. Take a whole number from 0 to 18,446,744,073,709,551,615."),
         (lambda b: make("cpu"), "backend is 'cpu'. Take what choose_backend() gives."),
         (lambda b: make(b, 24, []), "fields are []. Take a list of them, such as [Field('reward')]."),
         (lambda b: Field("x", (3, -4)), "field 'x': shape[1] is -4. Take a whole number of at least 0."),
         (lambda b: Field("x", 4), "field 'x': shape is 4. Take a tuple, such as (4,), or () of a number."),
         (lambda b: make(b, 24, [*FIELDS, Field("x", (0,))]), "field 'x': shape[0] is 0. Take a whole number of at le"),
         (lambda b: Field("x", extra=2), "field 'x': extra is 2. Take a whole number from 0 to 1."),
+        (lambda b: ReplayStore(FIELDS[0], 2, 1, 4, 24, b), "fields are Field("),
+        (lambda b: ReplayStore(FIELDS, 2, 1, 4, 24, b, tiers=Device("1GB")), "tiers are Device(size='1GB'). Take a li"),
+        (lambda b: File("x", "1GB", admit=None), "admit: None is no admission. Take all, stride:4 or priority:4."),
+        (lambda b: make(b, seed=2**70), "seed is 1180591620717411303424. Take a whole number from 0 to"),
+        (lambda b: make(b, 24, [*FIELDS, Field("m", (3,), torch.complex64)]), "'m' is of torch.complex64, which no ke"),
+        (lambda b: make(b, 24, [Field("reward", dtype=torch.float64)]), "field 'reward' is one float32 a step. Leave"),
+        (lambda b: make(b, 24, [Field("reward", (2,))]), "field 'reward' is one float32 a step. Leave shape, dtype, e"),
+        (lambda b: make(b, 24, [Field("reward", extra=1)]), "field 'reward' is one float32 a step. Leave shape, dtype"),
+        (lambda b: make(b, 24, [*FIELDS, Field("mask", (3,), torch.bool)]), "field 'mask' says which actions may be t"),
+        (lambda b: make(b, 24, [*FIELDS, Field("active")]), "field 'active' is one bool a step. Make it so, or rename"),
+        (lambda b: make(b, 24, [*FIELDS, Field("survived", dtype=torch.bool)]), "'survived' is of agents that may lea"),
+        (lambda b: make(b, 24, [*FIELDS, Field("side_observation")]), "keeps steps, and 'side_observation' itself. Le"),
+        (lambda b: make(b, 24, [*FIELDS, Field("next_observation")]), "keeps steps, and 'next_observation' itself. Le"),
+        (lambda b: make(b, 24, [*FIELDS, Field("index")]), "keeps steps, and 'index' itself. Leave the field out, or"),
+        (lambda b: make(b, 24, [*FIELDS, Field("discount")]), "keeps steps, and 'discount' itself. Leave the field ou"),
+        (lambda b: make(b, 24, [*FIELDS, Field("a\nb")]), "field 'a\\nb': it is no name in C. Rename it."),
+        (lambda b: make(b, 24, [*FIELDS, Field(5)]), "field 5: it is no name in C. Rename it."),
+        (lambda b: make(b).table("a\nb", Uniform(), WINDOW), "a table's name is 'a\\nb'. Take letters, digits"),
+        (lambda b: make(b).table(5, Uniform(), WINDOW), "a table's name is 5. Take letters, digits"),
+        (lambda b: make(b).add([]), "a window is a list. Give a dict of tensors by field's name."),
+        (lambda b: make(b).add(None), "a window is a NoneType. Give a dict of tensors by field's name."),
+        (lambda b: StoreCheckpoints(make(b), "x", 0), "num_kept is 0. Take a whole number of at least 1."),
         (lambda b: make(b).count_window(), "count_window: nothing adds windows. Call what prepare_add gives, or a g"),
         (lambda b: share_a_selector(make(b)), "table 'b': its selector draws for a table 'a' already. Give it one of"),
     ],

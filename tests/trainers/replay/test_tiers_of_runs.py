@@ -59,7 +59,7 @@ def test_what_a_runs_tiers_cannot_hold_is_told_of_its_policy():
     policy = {"algorithm": "DQN", "tiers": {"device": "1KB", "pinned": "1GB"}}
     trainer = {"total_timesteps": 1000, "device": "cpu"}
     config = read_config({"name": "cartpole", "trainer": trainer, "policy": {"shared": policy}})
-    with pytest.raises(ConfigError, match=r"^policy\.shared\.tiers\.device: of the device's 1\.0 KB"):
+    with pytest.raises(ConfigError, match=r"^policy\.shared\.tiers\.device: 1\.0 KB, of which"):
         dry_run(config, print)
 
 
