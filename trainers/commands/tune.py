@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainers.players import check_at_least, table
+from trainers.run import disk
 from trainers.run.best import best_metric, metrics_to_go_by
 from trainers.run.stop import Stopped, StopSignals, signal_name
 from trainers.settings.arguments import Overrides, add_config_arguments, config_of, needed_config, output_file
@@ -63,6 +64,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     config = config_of(path, options, overrides)
     env = load_env(config.name, config.env)
     _check_metric(config, env)
+    if config.population.size > 1:
+        raise ConfigError("population.size: many are no trial of a search, as each reports apart. Leave it out.")
     settings, metric, num_steps = config.trainer, best_metric(config, env.groups), whole_env_steps(config, env)
     space = space_of(config_with(path, overrides), config, metric, [key for key, _ in overrides], options.allow_import)
     freq = _report_freq(config, num_steps, overrides)
@@ -84,6 +87,7 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         write_csv(place / "trials.csv", search.trials, metric, changed)
 
     of_episodes = 0 if metric.startswith("eval/") else (env.episode_length or 0) * settings.num_envs
+    _warn_of_long_episodes(num_steps, of_episodes)
     judged = first_judged(num_steps, freq * settings.train_batch_size, of_episodes)
     search = Search(space, start, num_steps, judged, settings.seed, ended=ended)
     search.num_jobs = options.jobs or jobs_at_once(config)
@@ -96,7 +100,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     with StopSignals() as stop:
         search.run(options.trials, lambda: stop.caught is not None or (end is not None and time.monotonic() >= end))
     write_csv(place / "trials.csv", search.trials, metric, changed)
-    conclude = partial(_conclude, search.trials, metric, place, output or place / "best.yaml")
+    again = " --allow-import" if options.allow_import else ""
+    conclude = partial(_conclude, search.trials, metric, place, output or place / "best.yaml", again)
     if stop.caught is None:
         return conclude(config_with(path, overrides), changed)
     tell(f"stopped by {signal_name(stop.caught)} after {len(search.trials)} trials, in {place}")
@@ -106,10 +111,17 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
 
 def _conclude(
-    trials: list[Trial], metric: str, place: Path, output: Path, section: dict, changed: dict[int, Overrides]
+    trials: list[Trial],
+    metric: str,
+    place: Path,
+    output: Path,
+    again: str,
+    section: dict,
+    changed: dict[int, Overrides],
 ) -> int:
     """Tells and writes what was found; the exit code."""
     from trainers.tuning.results import draw, in_order, rows_of, write_config
+    from trainers.tuning.search import FAILED
     from warpdrive.config_file import override
 
     tell(table(rows_of(trials, metric, {number: _in_words(one) for number, one in changed.items()})))
@@ -120,7 +132,7 @@ def _conclude(
         tell(f"no picture: {error}", file=sys.stderr)
     best = next(iter(in_order(trials)), None)
     if best is None or not best.counts:
-        if failed := [trial for trial in trials if trial.reason]:
+        if failed := [trial for trial in trials if trial.state == FAILED]:
             raise WarpDriveError(f"nothing was found: trial {failed[0].number} failed: {failed[0].reason}")
         raise WarpDriveError(f"no trial reported {metric}. Give it more: --seconds, or a longer --total-timesteps.")
     for key, text in changed[best.number]:
@@ -130,7 +142,7 @@ def _conclude(
     told = f"trial {best.number} of {len(trials)}, {metric} {best.figure:+.3f}{compared}"
     write_config(output, section, f"Found by warpdrive tune: {told}.")
     tell(f"best: {told}" + ("" if best.number else ": none was better than the config as given"))
-    tell(f"written to {output}\nwarpdrive train --config {shlex.quote(str(output))}")
+    tell(f"written to {output}\nwarpdrive train --config {shlex.quote(str(output))}{again}")
     return 0
 
 
@@ -148,6 +160,23 @@ def _check_output(output: Path | None, given: Path) -> None:
     if output is not None and output.exists() and output.samefile(given):
         place = f"command line: --output {shown(str(output))}"
         raise ConfigError(f"{place}: is the config that is tuned. Name another file.")
+    try:
+        disk.try_folder((output or Path()).parent)
+    except OSError as error:
+        why = disk.why_not_written(error, output.parent)
+        raise ConfigError(f"command line: --output {shown(str(output))}: {why}. Name another file.") from None
+
+
+def _warn_of_long_episodes(num_steps: int, num_steps_of_episodes: int) -> None:
+    """A policy that ends no episode in the last quarter of its run has no figure there, however good it is."""
+    if num_steps_of_episodes > num_steps / 4:
+        tell(
+            f"warning: the longest episodes of all envs take {num_steps_of_episodes:,} env steps, and a quarter of a "
+            f"run, by which trials are compared, has {num_steps // 4:,}: one whose episodes grow that long reports "
+            "nothing in it, and is left out. Train longer, in fewer envs (trainer.num_envs), or take "
+            "evaluation.eval_freq and --metric eval/mean_reward.",
+            file=sys.stderr,
+        )
 
 
 def _check_metric(config: Config, env: Env) -> None:

@@ -17,6 +17,7 @@ from trainers.settings.config import Config
 
 MOST_ON_A_GPU = 4
 """Trials at once there, if nobody says how many: more share its time without gaining any."""
+STEPS = "time/total_timesteps"
 CONTEXT = 600 << 20
 """Bytes of a GPU that each process takes before it makes anything."""
 
@@ -50,8 +51,8 @@ class TrainingProcess:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def reports(self) -> list[tuple[int, float]]:
-        """(env steps, figure) of what was reported since the last call."""
+    def reports(self) -> list[tuple[int, float | None]]:
+        """(env steps, figure) of what was reported since the last call; None where a report has no figure."""
         try:
             with self.metrics.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._read:
@@ -65,9 +66,10 @@ class TrainingProcess:
         for line in whole.splitlines():
             with contextlib.suppress(ValueError):
                 report = json.loads(line)
-                if has(report, self.metric) and report["time/total_timesteps"] > self._env_steps:
-                    self._env_steps = int(report["time/total_timesteps"])
-                    found.append((self._env_steps, float(report[self.metric])))
+                if has(report, STEPS) and report[STEPS] > self._env_steps:
+                    self._env_steps = int(report[STEPS])
+                    figure = float(report[self.metric]) if has(report, self.metric) else None
+                    found.append((self._env_steps, figure))
         return found
 
     def why_failed(self) -> str | None:

@@ -31,6 +31,7 @@ LOOK_EVERY, PATIENCE = 0.1, 120.0
 
 RUNS, FINISHED, PRUNED, STOPPED, FAILED = "runs", "finished", "pruned", "stopped", "failed"
 """What becomes of a trial: to its end, among the worse half, the search's time was over or Ctrl-C, an error."""
+NO_FIGURE = "nothing was reported of its last quarter: no episode ended in it"
 
 
 @dataclass
@@ -43,8 +44,10 @@ class Trial:
     state: str = RUNS
     reports: list[tuple[int, float]] = field(default_factory=list)
     """(env steps, figure)."""
+    env_steps: int = 0
+    """That it trained, by its reports, be there figures in them or not."""
     reason: str = ""
-    """Why it failed."""
+    """Why it failed, or has no figure."""
     seconds: float = 0.0
 
     @property
@@ -53,13 +56,10 @@ class Trial:
 
     @property
     def figure(self) -> float | None:
-        """Mean of what was reported in the last quarter of the env steps so far: a single report is luck."""
+        """Mean of what was reported in the last quarter of the env steps so far: a single report is luck. None where
+        nothing was: what a policy that ends no episode did before says nothing of it."""
         last = [figure for env_steps, figure in self.reports if env_steps > 0.75 * self.env_steps]
         return sum(last) / len(last) if last else None
-
-    @property
-    def env_steps(self) -> int:
-        return self.reports[-1][0] if self.reports else 0
 
     @property
     def counts(self) -> bool:
@@ -175,6 +175,9 @@ class Search:
             for env_steps, figure in run.reports():
                 if trial.state == PRUNED:
                     break  # what it did after that is not compared
+                trial.env_steps = env_steps
+                if figure is None:
+                    continue
                 trial.reports.append((env_steps, figure))
                 asked.report(trial.figure, env_steps)
                 is_judged = trial.number > 0 and trial.state == RUNS and env_steps < JUDGED_UNTIL * self.num_steps
@@ -188,6 +191,8 @@ class Search:
             reason = run.why_failed()
             if trial.state == RUNS:
                 trial.state, trial.reason = (FINISHED, "") if reason is None else (FAILED, reason)
+            if trial.state != FAILED and trial.figure is None:
+                trial.reason = NO_FIGURE
             self._tell(trial, asked)
             self.ended(trial)
         self._running = still_running

@@ -175,6 +175,22 @@ def test_a_trial_that_fails_is_a_line_and_the_search_goes_on(hurried):
     assert [trial.number for trial in in_order(found)] == [2, 0, 1]
 
 
+def test_what_was_reported_before_the_last_quarter_says_nothing_of_a_trial(hurried):
+    """A policy that comes to end no episode reports none of its own: its short ones of before are no figure of it."""
+
+    class Survives(FakeRun):
+        def reports(self) -> list[tuple[int, float | None]]:
+            return [(steps, figure if steps < 40 else None) for steps, figure in super().reports()]
+
+    runs = [FakeRun(1.0), Survives(9.0)]
+    found = Search(SPACE, lambda trial: runs[trial.number], 80, 100).run(2)
+    assert [(trial.state, trial.env_steps, trial.figure) for trial in found] == [
+        ("finished", 80, 75.0), ("finished", 80, None),
+    ]  # fmt: skip
+    assert found[1].reason == "nothing was reported of its last quarter: no episode ended in it"
+    assert in_order(found)[0].number == 0
+
+
 def test_when_time_is_over_trials_under_way_count_as_they_are(hurried):
     looks = iter([False] * 3 + [True])
     found = searched([1.0, 5.0, 9.0], num_jobs=2).run(3, lambda: next(looks))
@@ -203,7 +219,7 @@ def test_reports_are_read_once_each_as_they_are_written(child, tmp_path):
     run, file = child(""), tmp_path / "metrics.jsonl"
     assert run.reports() == []  # it is not there yet
     file.write_text('{"time/total_timesteps": 4, "score": 1.5}\n{"time/total_timesteps": 8, "score": null}\n{"time/to')
-    assert run.reports() == [(4, 1.5)]
+    assert run.reports() == [(4, 1.5), (8, None)]
     with file.open("a") as more:
         more.write('tal_timesteps": 12, "score": 2}\n')
     assert (run.reports(), run.reports()) == ([(12, 2.0)], [])
@@ -324,6 +340,8 @@ def test_steps_are_told_as_they_are_trained_in_whole_iterations(tiny, monkeypatc
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["tiny.yaml", "population.size=3"], "population.size: many are no trial of a search, as each reports apart. Leave it out."),
+        (["tiny.yaml", "--output", "/proc/x.yaml"], "command line: --output '/proc/x.yaml': No such file or directory. Name another file."),
         (["tiny.yaml", "--trials", "0"], "command line: --trials: expected a whole number of at least 1, got 0."),
         (["tiny.yaml", "--jobs", "-1"], "command line: --jobs: expected a whole number of at least 1, got -1."),
         (["tiny.yaml", "--seconds", "0"], "command line: --seconds: expected a number above 0, got 0."),
