@@ -43,7 +43,7 @@ class A2CConfig(ActorCriticConfig):
     normalize_advantage: bool = True
     """Whether advantages are brought to mean 0 and standard deviation 1, or to less by min_advantage_std, in each
     minibatch."""
-    min_advantage_std: Annotated[float, Between(0)] = 0.3
+    min_advantage_std: Annotated[float, Between(0, 100)] = 0.3
     """The part of the returns' standard deviation that advantages are divided by at least, of normalize_return. 0:
     by their own, however small."""
 

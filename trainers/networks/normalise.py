@@ -55,7 +55,7 @@ class RunningMoments(nn.Module):
         total = self.count + number
         share = (number / total.clamp_min(1.0)).to(mean.dtype)
         delta = torch.where(is_finite, mean, self.mean) - self.mean
-        variance = torch.where(is_finite, variance, self.mean)
+        variance = torch.where(is_finite, variance, self.variance)
         # Written so that share 1, the first time, gives the new moments exactly.
         self.variance.copy_(self.variance * (1 - share) + variance * share + delta.square() * share * (1 - share))
         self.mean.add_(delta * share)

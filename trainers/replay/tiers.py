@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from trainers.experience.field import in_a_line
 from trainers.settings.config import PathName
 from warpdrive.config import Between, Matching
 from warpdrive.errors import ConfigError
@@ -83,7 +82,7 @@ class File:
 
     def __post_init__(self) -> None:
         if not isinstance(self.admit, str) or not _ADMISSION.fullmatch(self.admit):
-            raise ConfigError(f"admit: {in_a_line(self.admit)} is no admission. Take all, stride:4 or priority:4.")
+            raise ConfigError(f"admit: {self.admit!r} is no admission. Take all, stride:4 or priority:4.")
 
     @property
     def num_bytes(self) -> int:

@@ -133,7 +133,7 @@ class ModelConfig:
     """Units of a GRU or LSTM: a GRU remembers a number for each, an LSTM two."""
     sequence_length: Count | None = None
     """Steps through which their gradient runs, a divisor of the steps of an iteration; all of them if not given."""
-    log_std_init: float = 0.0
+    log_std_init: Annotated[float, Between(-20, 5)] = 0.0
     """Logarithm of the standard deviation of Box actions at the start, in half widths of the Box: 0 is as wide."""
     squash_actions: bool = False
     """Whether the hyperbolic tangent brings Box actions into their bounds, where they are else clipped."""
@@ -228,9 +228,10 @@ class PolicyConfig:
             num_steps: of an iteration.
             num_envs: of all GPUs.
         """
-        if self.model.squash_actions and not hasattr(spec.action_space, "low"):
-            kind = type(spec.action_space).__name__
-            yield "model.squash_actions", f"is of Box actions, and these agents act in a {kind}. Leave it out."
+        for key in ("squash_actions", "log_std_init"):
+            if getattr(self.model, key) and not hasattr(spec.action_space, "low"):
+                kind = type(spec.action_space).__name__
+                yield f"model.{key}", f"is of Box actions, and these agents act in a {kind}. Leave it out."
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that do not fit the others, as "model.conv", each with what is wrong; what one alone must be its type
@@ -278,19 +279,24 @@ class ActorCriticConfig(PolicyConfig):
     +-reward_clip."""
     reward_clip: Positive = 10.0
     """Bound of rewards after they are scaled by normalize_reward."""
-    min_advantage_std: Annotated[float, Between(0)] = 0.0
+    min_advantage_std: Annotated[float, Between(0, 100)] = 0.0
     """The part of the returns' standard deviation that normalised advantages are divided by at least, where
     normalize_return keeps it: where little that an agent does matters its advantages are noise, which would else be
     made as large as a signal. 0: by their own, however small. A2C's is 0.3."""
     normalize_return: bool = True
     """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far; its last layer
-    moves with them (PopArt). Rewards of any size then need no other settings."""
+    moves with them (PopArt). Rewards of a hundredth, of one and of thousands then need no other settings."""
     central_critic: bool = False
     """Whether the critic sees the whole env: its global_state, or else all observations; and which agent it judges."""
     credit_after_leaving: Literal[False, "team"] = False
     """What an agent that left the game still earns until its episode ends. false: nothing, and its last step in the
     game has no future. team: in each step the mean of what the policy's agents in the game earn. This takes a
     central_critic, which then also learns what is to come for those who left."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        yield from super().problems()
+        if self.min_advantage_std != type(self).min_advantage_std and not self.normalize_return:
+            yield "min_advantage_std", "is a part of the deviation that normalize_return keeps. Leave one of them out."
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,15 @@ def test_several_configs_are_checked_at_once(tmp_path, capsys):
          "Take one of rollout/tagger/ep_rew_mean, rollout/runner/ep_rew_mean, rollout/ep_len_mean."),
         ("cartpole.yaml", "policy.agent.model.squash_actions=true",
          "policy.agent.model.squash_actions: is of Box actions, and these agents act in a Discrete. Leave it out."),
+        ("cartpole.yaml", "policy.agent.model.log_std_init=-1",
+         "policy.agent.model.log_std_init: is of Box actions, and these agents act in a Discrete. Leave it out."),
+        ("pendulum.yaml", "policy.agent.model.log_std_init=500",
+         "policy.agent.model.log_std_init: expected a number from -20 to 5, got 500"),
+        ("tag_gridworld_ppo.yaml", "policy.tagger.min_advantage_std=1e30",
+         "policy.tagger.min_advantage_std: expected a number from 0 to 100, got 1e+30"),
+        ("tag.yaml", "policy.tagger.min_advantage_std=0.5",
+         "policy.tagger.min_advantage_std: is a part of the deviation that normalize_return keeps. Leave one of them "
+         "out."),
         ("tag_continuous_ppo.yaml", "policy.tagger.model.squash_actions=true",
          "policy.tagger.model.squash_actions: is of Box actions, and these agents act in a MultiDiscrete. Leave it "
          "out."),
@@ -70,7 +79,7 @@ def test_tiers_in_which_a_store_has_no_room_are_refused(tmp_path, capsys):
     (tmp_path / "small.yaml").write_text((EXAMPLES / "cartpole_dqn.yaml").read_text().replace("  agent:\n", tiers))
     assert main(["config", "check", str(tmp_path / "small.yaml")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "small.yaml: policy.agent.tiers.device: of the device's 20.0 KB " in line and "Give it at least " in line
+    assert "small.yaml: policy.agent.tiers.device: 20.0 KB, of which " in line and "Give it at least " in line
 
 
 @pytest.mark.parametrize(

@@ -340,8 +340,10 @@ def test_steps_are_told_as_they_are_trained_in_whole_iterations(tiny, monkeypatc
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["tiny.yaml", "population.size=3"], "population.size: many are no trial of a search, as each reports apart. Leave it out."),
-        (["tiny.yaml", "--output", "/proc/x.yaml"], "command line: --output '/proc/x.yaml': No such file or directory. Name another file."),
+        (["tiny.yaml", "population.size=3"],
+         "population.size: many are no trial of a search, as each reports apart. Leave it out."),
+        (["tiny.yaml", "--output", "/proc/x.yaml"],
+         "command line: --output '/proc/x.yaml': No such file or directory. Name another file."),
         (["tiny.yaml", "--trials", "0"], "command line: --trials: expected a whole number of at least 1, got 0."),
         (["tiny.yaml", "--jobs", "-1"], "command line: --jobs: expected a whole number of at least 1, got -1."),
         (["tiny.yaml", "--seconds", "0"], "command line: --seconds: expected a number above 0, got 0."),
