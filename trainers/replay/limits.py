@@ -48,6 +48,21 @@ class RateLimiter:
         if not self.min_diff <= self.max_diff:
             raise ConfigError(f"min_diff {self.min_diff} is above max_diff {self.max_diff}. Exchange them.")
 
+    def check(self, name: str, most: int, at_once: int) -> None:
+        """Raises ConfigError where it would let nothing be drawn, or nothing come in, ever.
+
+        Args:
+            most: items that a table ever has.
+            at_once: that come in together.
+        """
+        if self.min_size > most:
+            raise ConfigError(
+                f"{name}: draws begin with {self.min_size:,} items (min_size), and the store never has more than "
+                f"{most:,}. Lower it, or raise the capacity."
+            )
+        if self.compares and (problem := Counter(self).problem_of(at_once, 0)) is not None:
+            raise ConfigError(f"{name}: {problem}")
+
 
 def _check_ratio(samples_per_insert: object) -> None:
     if not isinstance(samples_per_insert, numbers.Real) or not 0 < samples_per_insert < math.inf:

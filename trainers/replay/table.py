@@ -96,7 +96,9 @@ class Table:
                 f"table '{name}': {ratio:g} draws an item cannot be kept up, as max_times_sampled is "
                 f"{max_times_sampled}: in the end nothing more could come in. Raise that, or lower the ratio."
             )
-        self._check_limiter()
+        most = (layout.num_slots - 1 - window.behind - window.ahead) // window.period + 1
+        rows, at_once = self.num_rows * self.world.size, -(-layout.num_steps // window.period)
+        self.rate_limiter.check(f"table '{name}'", max(0, most) * rows, at_once * rows)
         self.staleness = Staleness(max_staleness)
         self.num_sampled = torch.zeros(1, dtype=torch.int64)
         """[1] on the host: items drawn so far."""
@@ -111,20 +113,6 @@ class Table:
         if store.tiered is not None and store.tiered.division.has_holes:
             check_holes(self)
             store.tiered.drawn_from(dropping_from(self), mass_of(self), isinstance(selector, Prioritized))
-
-    def _check_limiter(self) -> None:
-        """Raises ConfigError where it would let nothing be drawn, or nothing come in, ever."""
-        layout, window, limiter, ranks = self.store.layout, self.window, self.rate_limiter, self.world.size
-        rows = self.num_rows * ranks
-        most = max(0, (layout.num_slots - 1 - window.behind - window.ahead) // window.period + 1) * rows
-        if limiter.min_size > most:
-            raise ConfigError(
-                f"table '{self.name}': draws begin with {limiter.min_size:,} items (min_size), and the store never has "
-                f"more than {most:,}. Lower it, or raise the capacity."
-            )
-        at_once = -(-layout.num_steps // window.period) * rows
-        if limiter.compares and (problem := Counter(limiter).problem_of(at_once, 0)) is not None:
-            raise ConfigError(f"table '{self.name}': {problem}")
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What going on exactly from here takes."""
