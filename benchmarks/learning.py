@@ -72,7 +72,7 @@ class Task:
 
 _SMAX = {"trainer.total_timesteps": "2_097_152", "policy.ally.lr": "[[0, 4e-3], [2_097_152, 0.0]]"}
 
-_ONE_STEP = {"policy.agent.n_step": "1", "policy.agent.model": "{type: cnn, conv: minatar, activation: relu}"}
+_ONE_STEP = {"policy.agent.n_step": "1", "policy.agent.model": "{type: cnn, conv: minatar}"}
 _OF_GAMES = {
     "asterix_dqn": {
         "trainer.total_timesteps": "2_000_000", "policy.agent.lr": "[[0, 5e-4], [2_000_000, 0.0]]", **_ONE_STEP,
