@@ -90,3 +90,17 @@ def test_greedy_evaluation_plays_the_mean(pendulum):
     torch.testing.assert_close(group.action.flatten(0, 2), mean.detach(), rtol=1e-4, atol=1e-5)
     sent = (2.0 * mean.detach()).clamp(-2.0, 2.0)  # torques reach from -2 to 2
     torch.testing.assert_close(rollout.action.flatten(0, 2), sent, rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_from_50_to_100_is_found_as_one_from_minus_1_to_1_is(make_trainer):
+    """At first it is drawn around the middle, a half range wide and clipped to the range: a third is paid. The deviation is
+    still falling at the end."""
+    reached, policy = [], {"agent": {"algorithm": "PPO", "gamma": 0.0}}
+    for low, high in ((-1.0, 1.0), (50.0, 100.0)):
+        trainer = make_trainer("dial:Dial", policy, num_envs=50, iterations=200, low=low, high=high)
+        trainer.rollout.collect()
+        assert trainer.rollout.reward.mean().item() == pytest.approx(0.33, abs=0.1)
+        trainer.train()
+        trainer.rollout.collect()
+        reached.append(trainer.rollout.reward.mean().item())
+    assert min(reached) > 0.65 and reached[0] == pytest.approx(reached[1], abs=0.02)
