@@ -93,8 +93,8 @@ def test_greedy_evaluation_plays_the_mean(pendulum):
 
 
 def test_a_number_from_50_to_100_is_found_as_one_from_minus_1_to_1_is(make_trainer):
-    """At first it is drawn around the middle, a half range wide and clipped to the range: a third is paid. The deviation
-    is still falling at the end."""
+    """At first it is drawn around the middle, half a range wide and clipped to the range, which pays a third. The
+    deviation is still falling at the end."""
     reached, policy = [], {"agent": {"algorithm": "PPO", "gamma": 0.0}}
     for low, high in ((-1.0, 1.0), (50.0, 100.0)):
         trainer = make_trainer("dial:Dial", policy, num_envs=50, iterations=200, low=low, high=high)
