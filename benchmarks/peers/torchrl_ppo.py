@@ -51,7 +51,7 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 def network(num_in: int, config, num_out: int, last_gain: float) -> nn.Sequential:
     layers, width = [], num_in
     for next_width in config.fc_dims:
-        layers += [nn.Linear(width, next_width), ACTIVATIONS[config.activation]()]
+        layers += [nn.Linear(width, next_width), ACTIVATIONS[config.activates]()]
         width = next_width
     layers.append(nn.Linear(width, num_out))
     for layer in layers[::2]:
