@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,29 @@ def largest_num_envs(config: Config, env: Env, device: str, free: int) -> int:
     return low * step
 
 
+def largest_buffer_size(config: Config, env: Env, device: str, free: int) -> tuple[str, int] | None:
+    """Which policy keeps most transitions, and how many it may keep for the run to fit, to a hundredth; None: nobody
+    keeps any, or too few for an update would fit."""
+    sizes = {name: policy.buffer_size for name, policy in config.policy.items() if hasattr(policy, "buffer_size")}
+    if not sizes:
+        return None
+    name = max(sizes, key=sizes.__getitem__)
+    policy = config.policy[name]
+
+    def fits(number: int) -> bool:
+        changed = replace(config, policy={**config.policy, name: replace(policy, buffer_size=number)})
+        try:
+            return estimate(changed, env, device).total <= free
+        except ConfigError:  # fewer than its tiers want
+            return False
+
+    low, high = 0, sizes[name]
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return (name, low) if low >= policy.batch_size else None
+
+
 def explains_shortage(method: Callable[..., Any]) -> Callable[..., Any]:
     """For a method of what has, or is made with, a config: where memory runs out, MemoryShortError tells of it."""
 
@@ -250,6 +273,9 @@ def _too_large(config: Config, env: Env, device: torch.device, found: Estimate, 
     needs = f"'{config.name}' needs {printed_size(found.total)} of {memory}"
     start = f"{needs}, and {printed_size(free)} can be had: {largest}."
     if not number:
+        kept = largest_buffer_size(config, env, device.type, free)
+        if kept is not None:
+            return f"{start} The largest policy.{kept[0]}.buffer_size that fits is {kept[1]:,}."
         return f"{start} Not one env fits: make the largest smaller."
     batch = number * config.trainer.num_steps
     return f"{start} The largest trainer.num_envs that fits is {number} (with train_batch_size {batch})."

@@ -219,6 +219,21 @@ def test_what_needs_more_than_there_is_for_one_env_says_so(tmp_path, monkeypatch
         Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}))
 
 
+def test_the_largest_buffer_that_fits_is_told_where_it_is_what_does_not(tmp_path, monkeypatch):
+    """Of 20 MiB: a transition of CartPole takes 21 to 25 bytes, so that some 800,000 of them fit, not ten million."""
+    policy = {"shared": {"algorithm": "DQN", "buffer_size": 10_000_000}}
+    config = config_of(tmp_path, "cartpole", 10, policy)
+    monkeypatch.setattr(estimates, "free_bytes", lambda device: 20 << 20)
+    with pytest.raises(MemoryShortError) as told:
+        Trainer(config)
+    (number,) = re.findall(r"The largest policy\.shared\.buffer_size that fits is ([\d,]+)\.$", str(told.value))
+    number = int(number.replace(",", ""))
+    assert 300_000 < number < 1_000_000
+    for size, fits in ((number, True), (number + number // 50, False)):
+        policy["shared"]["buffer_size"] = size
+        assert (estimate(config_of(tmp_path, "cartpole", 10, policy)).total <= 20 << 20) == fits
+
+
 def test_memory_that_runs_out_during_a_run_is_told_in_the_same_words(tmp_path):
     trainer = Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}, precision="fp32"))
     errors = [
