@@ -156,15 +156,17 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 
 def _check_output(output: Path | None, given: Path) -> None:
-    """Raises ConfigError where what was found would take the place of what was given."""
-    if output is not None and output.exists() and output.samefile(given):
-        place = f"command line: --output {shown(str(output))}"
+    """Raises ConfigError where what was found would take the place of what was given, or could not be written."""
+    if output is None:
+        return
+    place = f"command line: --output {shown(str(output))}"
+    if output.exists() and output.samefile(given):
         raise ConfigError(f"{place}: is the config that is tuned. Name another file.")
     try:
-        disk.try_folder((output or Path()).parent)
+        disk.try_folder(output.parent)
     except OSError as error:
         why = disk.why_not_written(error, output.parent)
-        raise ConfigError(f"command line: --output {shown(str(output))}: {why}. Name another file.") from None
+        raise ConfigError(f"{place}: {why}. Name another file.") from None
 
 
 def _warn_of_long_episodes(num_steps: int, num_steps_of_episodes: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 from programs import variables_of
 
 from trainers.cli import main
+from trainers.commands import tune
 from trainers.settings.read_config import read_config
 from trainers.tuning import process, search
 from trainers.tuning.search import Search, first_judged, in_order
@@ -372,6 +373,15 @@ def test_what_cannot_be_searched_is_one_line_and_code_2(tiny, tmp_path, words, l
     assert main(["tune", *words]) == 2
     assert capsys.readouterr().err == f"error: {line}\n"
     assert not (tmp_path / "runs").exists() and (tmp_path / "tiny.yaml").read_text() == TINY
+
+
+def test_where_the_best_goes_is_tried_only_if_it_is_said(tiny, monkeypatch):
+    """Else it goes into the search's own folder, wherever the program is called from."""
+    tried = []
+    monkeypatch.setattr(tune.disk, "try_folder", tried.append)
+    for output in (None, Path("found.yaml")):
+        tune._check_output(output, Path(tiny))
+    assert tried == [Path(".")]
 
 
 def test_without_optuna_one_line_says_what_brings_it(tiny, tmp_path, monkeypatch, capsys):
