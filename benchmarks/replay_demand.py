@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import NUM_REPEATS, median, time_calls, time_graph, write_report
+from report import NUM_REPEATS, captured, median, time_calls, time_graph, write_report
 
 from trainers.experience.field import Field
-from trainers.learning.graphs import without_collection
 from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.sequences import Sequences
 from trainers.replay.store import ReplayStore
@@ -157,13 +156,9 @@ class Load:
     def sustain(self, seconds: float) -> tuple[float, float]:
         """Items added and drawn a second, over so many seconds or more."""
         calls, num_adds = self.schedule()
-        once = replay = all_of(calls)
+        once = all_of(calls)
         once()
-        if self.backend.name == "cuda":
-            graph = torch.cuda.CUDAGraph()
-            with without_collection(), torch.cuda.graph(graph, stream=self.backend.stream):
-                once()
-            replay = graph.replay
+        replay = captured(self.backend, once) if self.backend.name == "cuda" else once
         self.backend.synchronize()
         start, num_rounds = time.perf_counter(), 0
         while (taken := time.perf_counter() - start) < seconds:

@@ -20,17 +20,22 @@ from trainers.learning.graphs import without_collection  # noqa: E402
 from trainers.report.throughput import NUM_REPEATS, machine_of, median, time_calls  # noqa: E402
 from warpdrive.backends.base import Backend  # noqa: E402
 
-__all__ = ["NUM_REPEATS", "ROOT", "commit", "median", "time_calls", "time_graph", "write_report"]
+__all__ = ["NUM_REPEATS", "ROOT", "captured", "commit", "median", "time_calls", "time_graph", "write_report"]
+
+
+def captured(backend: Backend, launch: Callable[[], Any]) -> Callable[[], None]:
+    """What replays its launches from a CUDA graph; they were made once before, so that nothing is compiled here."""
+    graph = torch.cuda.CUDAGraph()
+    with without_collection(), torch.cuda.graph(graph, stream=backend.stream):
+        launch()
+    return graph.replay
 
 
 def time_graph(backend: Backend, call: Callable[[], Any], num_calls: int, repeats: int = NUM_REPEATS) -> list[float]:
     """As time_calls, for calls captured once in a CUDA graph: what the device needs, without the host."""
     call()
-    graph = torch.cuda.CUDAGraph()
-    with without_collection(), torch.cuda.graph(graph, stream=backend.stream):
-        for _ in range(num_calls):
-            call()
-    return [figure / num_calls for figure in time_calls(backend, graph.replay, 1, repeats)]
+    replay = captured(backend, lambda: [call() for _ in range(num_calls)])
+    return [figure / num_calls for figure in time_calls(backend, replay, 1, repeats)]
 
 
 def commit() -> str:

@@ -27,7 +27,7 @@ from trainers.replay.storage import (
 )
 from trainers.replay.table import Table
 from trainers.replay.tiered import Tiered, hot_sizes
-from trainers.replay.tiers import Device, Division, File, Tier
+from trainers.replay.tiers import Division, Tier
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import Backend
@@ -83,7 +83,7 @@ class ReplayStore:
         if not isinstance(backend, Backend):
             raise ConfigError(f"backend is {in_a_line(backend)}. Take what choose_backend() gives.")
         whole("seed", seed, 0, (1 << 64) - 1)
-        if not isinstance(tiers, list | tuple) or not all(isinstance(one, Device | File) for one in tiers):
+        if not isinstance(tiers, list | tuple) or not all(isinstance(one, Tier) for one in tiers):
             raise ConfigError(f"tiers are {in_a_line(tiers)}. Take a list, such as [Device('1GB'), Pinned('8GB')].")
         layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
         self._make(layout, backend, int(seed), episode_length, tiers)
