@@ -26,6 +26,13 @@ def know_nothing(trainer: Trainer) -> None:
         group.policy.network.value_head.weight.zero_()
 
 
+def mean_what_they_say(trainer: Trainer) -> None:
+    """New critics' values are of rewards as they are, from the first; else they stand for nothing until then."""
+    for policy in trainer.policies.values():
+        if policy.value_norm is not None:
+            policy.value_norm.moments.copy_(torch.tensor([0.0, 1.0]))
+
+
 def end_nothing(trainer: Trainer) -> None:
     """The rollout becomes one in which no episode ends."""
     trainer.rollout.terminated.zero_()

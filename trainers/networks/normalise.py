@@ -15,8 +15,9 @@ from trainers.learning.distributed import world
 
 CLIP = 10.0
 """Bound of features once they are normalised, on both sides."""
-MIN_DEVIATION = 1e-2
-"""Of returns: those that are all alike are not blown up."""
+MIN_DEVIATION = 1e-6
+"""Of returns, and as a part of their mean if that is larger: rounding errors of returns that are all alike are not
+blown up. It is the critic's unit before any return was seen, too: whatever a new critic says stands for nothing."""
 
 
 def moments_of(
@@ -120,7 +121,7 @@ class ValueNorm(nn.Module):
         self.register_buffer("variance", torch.zeros((), dtype=torch.float64))
         self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
         """Of all so far: 1 - beta^updates."""
-        self.register_buffer("moments", torch.tensor([0.0, 1.0]))
+        self.register_buffer("moments", torch.tensor([0.0, MIN_DEVIATION]))
         """[mean, deviation] as used now: what kernels read."""
         self.register_buffer("is_finite", torch.ones((), dtype=torch.bool), persistent=False)
 
@@ -135,7 +136,7 @@ class ValueNorm(nn.Module):
     ) -> None:
         """Takes in returns of all ranks, and moves what is in the critic's unit into the new one.
 
-        The first time nothing is moved: a new critic, which says about 0, then means the mean.
+        The first time nothing is moved: what a new critic says, which stood for nothing, then means about the mean.
 
         Args:
             target: [N] returns.
@@ -160,7 +161,7 @@ class ValueNorm(nn.Module):
         self.mean.add_(delta * share)
         self.weight.copy_(now)
         before, after = self.moments.double(), torch.stack([self.mean, self.variance.sqrt()])
-        after[1].clamp_min_(MIN_DEVIATION)
+        after[1].clamp_min_((MIN_DEVIATION * self.mean.abs()).clamp_min(MIN_DEVIATION))
         after = torch.where(counts, after, before).float().double()  # what is moved has to meet what kernels read
         stays = is_first | ~counts
         scale = torch.where(stays, 1.0, before[1] / after[1])

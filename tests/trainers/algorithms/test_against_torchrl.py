@@ -196,6 +196,7 @@ def random_steps(trainer: Trainer, name: str, seed: int) -> tuple[torch.Tensor, 
     filled = {
         rollout.reward: reward, rollout.terminated: terminated, rollout.truncated: truncated, group.value: value,
         group.final_value: kept, trainer.env.data["num_truncated"]: number,
+        group.value_moments: torch.tensor([0.0, 1.0]),  # values are of returns as they are
     }  # fmt: skip
     for ours, random in filled.items():
         ours.copy_(random)

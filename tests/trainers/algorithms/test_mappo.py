@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ppo_cases import all_samples, parts, step_along, update_plainly
+from ppo_cases import all_samples, mean_what_they_say, parts, step_along, update_plainly
 
 from trainers.algorithms import on_policy
 from trainers.algorithms.mappo import MAPPOConfig
@@ -134,6 +134,7 @@ def test_details_02_03_and_04_an_update_is_that_of_agents_in_the_game_alone_in_p
     monkeypatch.setitem(on_policy.MAX_SAMPLES, device, max_samples)
     settings = {"lr": 0.01, "num_epochs": 2, "huber_delta": 0.5, "max_grad_norm": 0.1, "vf_loss_coeff": 0.7}
     trainer = train(**settings, credit_after_leaving=credit)
+    mean_what_they_say(trainer)  # nobody earns anything yet
     trainer.rollout.collect()
     group, learner = parts(trainer)
     before, policy = copy.deepcopy(dict(group.policy.named_parameters())), copy.deepcopy(group.policy)
@@ -264,6 +265,7 @@ def test_detail_13_a_time_limit_bootstraps_from_the_state_before_the_reset(train
     """Nobody climbs: step 6 truncates every episode, with the state [0, 0, 0, 1] that no slot of the rollout holds."""
     trainer = train(gamma=0.5, gae_lambda=0.0)
     always(trainer, 0)
+    mean_what_they_say(trainer)
     rollout, group = trainer.rollout, trainer.rollout.groups["climber"]
     rollout.collect()
     assert rollout.truncated.sum(1).tolist() == [0] * 5 + [5] + [0] * 3

@@ -109,7 +109,7 @@ def test_loss_and_gradient_of_a_batch_are_a_plain_loops(make):
     clip, coeff, entropy_coeff = 0.2, 0.5, 0.01
     trainer = make(clip_param=clip, clip_value=True, huber_delta=0.5, lr=0.02, max_times_sampled=9)
     algorithm = trainer.algorithms["agent"]
-    for _ in range(4):
+    for _ in range(5):
         trainer.iterate()
     algorithm._draw()
     algorithm.batch.weight[2] = 0.0

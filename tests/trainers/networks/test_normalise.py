@@ -168,7 +168,7 @@ def test_reward_statistics_ignore_agents_out_of_the_game():
 
 def test_value_moments_forget_by_a_hundredth_and_count_no_returns_of_weight_0():
     norm = ValueNorm()
-    assert norm.moments.tolist() == [0.0, 1.0]  # before any return; what moves them by hand: algorithms/test_mappo.py
+    assert norm.moments.tolist() == pytest.approx([0.0, 1e-6])  # before any return
     for target in (0.0, 100.0):
         norm.update(torch.tensor([target]))
     assert norm.moments[0].item() == pytest.approx(100 / 1.99, rel=1e-5)  # weights 0.99 and 1
@@ -178,10 +178,11 @@ def test_value_moments_forget_by_a_hundredth_and_count_no_returns_of_weight_0():
     torch.testing.assert_close(masked.moments, plain.moments)
 
 
-def test_returns_that_hardly_differ_are_divided_by_a_hundredth():
+@pytest.mark.parametrize(("target", "deviation"), [(0.0, 1e-6), (0.5, 1e-6), (-300.0, 3e-4)])
+def test_returns_that_are_alike_are_divided_by_what_they_can_be_told_apart_by(target, deviation):
     norm = ValueNorm()
-    norm.update(torch.full((5,), 3.0))
-    assert norm.moments.tolist() == pytest.approx([3.0, 0.01])
+    norm.update(torch.full((5,), target))
+    assert norm.moments.tolist() == pytest.approx([target, deviation])
 
 
 def test_moments_by_hand_the_last_returns_counting_most():
@@ -234,6 +235,27 @@ def test_a_run_moves_its_critic_with_its_unit(tiny, precision):
     torch.testing.assert_close(norm.denormalise(group.value[0]), meant[-1], rtol=1e-2, atol=0.05)
 
 
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO", "MAPPO"])
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_what_is_learned_does_not_depend_on_the_unit_of_rewards(tiny, algorithm, unit):
+    """A critic learns in deviations of the return, and advantages are of deviation 1; what a new critic says, which is
+    of no unit, stands for nothing."""
+    runs, exact = [], {"trainer__cuda_graphs": False, "trainer__precision": "fp32"}
+    for scale in (1.0, unit):
+        trainer = Trainer(tiny(policy={"shared": {"algorithm": algorithm}}, **exact))
+        start = trainer.policies["shared"].state_dict()["network.policy_head.weight"].clone()
+        for _ in range(4):
+            trainer.rollout.collect()
+            trainer.rollout.reward.mul_(scale)
+            trainer.algorithms["shared"].update()
+        runs.append({**trainer.policies["shared"].state_dict(), "action": trainer.rollout.groups["shared"].action})
+    one, other = ({name: run[name] for name in run if "value_norm" not in name} for run in runs)
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    assert (one["network.policy_head.weight"] - start).abs().max() > 0.01
+    mean, deviation = (runs[1]["value_norm.moments"] / runs[0]["value_norm.moments"]).tolist()
+    assert (mean, deviation) == (pytest.approx(unit, rel=1e-2), pytest.approx(unit, rel=1e-2))
+
+
 def test_a_critic_whose_last_layer_is_not_known_learns_all_the_same(tiny):
     """As that of a network from outside: nothing is moved, the values that it said neither."""
     trainer = Trainer(tiny(policy={"shared": {"algorithm": "PPO"}}))
@@ -273,6 +295,6 @@ def test_advantages_are_of_values_in_rewards_and_the_critic_learns_its_own_unit(
     learner.begin()
     assert (group.advantage == -4.0).all()
     assert (learner.target == 6.0).all()
-    assert norm.moments.tolist() == pytest.approx([6.0, 0.01], rel=1e-4)  # of the returns of this rollout
+    assert norm.moments.tolist() == pytest.approx([6.0, 6e-6], rel=1e-4)  # of the returns of this rollout
     samples = group.samples(torch.arange(3, device=group.advantage.device))
     assert learner.targets_of(samples).tolist() == pytest.approx([0.0] * 3, abs=1e-4)
