@@ -90,13 +90,7 @@ def main() -> int:
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     work = [(*line, seed, arguments.device, overrides) for line in lines.values() for seed in seeds]
     work.sort(key=lambda one: -ROWS[one[0]].env_steps)  # the longest first
-    if arguments.jobs == 1:
-        done = [one_run(one) for one in work]
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(arguments.jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            done = list(pool.map(one_run, work))
-    runs = dict(zip([one[:4] for one in work], done, strict=True))
+    runs = dict(zip([one[:4] for one in work], all_runs(work, arguments.jobs), strict=True))
     results, num_missed = {}, 0
     for label, line in lines.items():
         task, ours = task_of(line[0]), [runs[(*line, seed)] for seed in seeds]
@@ -119,6 +113,15 @@ def task_of(name: str) -> Task:
     row = ROWS[name]
     num_episodes = 500 if row.at_least is None else 100
     return Task("", "agent", row.at_least, 10, num_episodes, crosses=row.at_least is None)
+
+
+def all_runs(work: Sequence[Any], jobs: int) -> list[dict[str, Any]]:
+    """What `one_run` says of each, so many at once, a process each."""
+    if jobs == 1:
+        return [one_run(one) for one in work]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return list(pool.map(one_run, work))
 
 
 def one_run(work: tuple[str, str, int, int, str, Sequence[tuple[str, str]]]) -> dict[str, Any]:

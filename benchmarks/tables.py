@@ -265,6 +265,34 @@ def defaults() -> str:
     )
 
 
+def default_keys() -> str:
+    """What the runs of benchmarks/default_keys.py reached, each key beside its default."""
+    reports = [read(RESULTS, path.name) for path in sorted(RESULTS.glob("default_keys_*.json"))]
+    results = {label: one for report in reports for label, one in report["results"].items()}
+    if not results:
+        return ""
+
+    def cell(runs: list[dict[str, float]] | None) -> str:
+        if runs is None:
+            return "-"
+        means = {side: sum(run[side] for run in runs) / len(runs) for side in runs[0]}
+        told = {side: f"{mean:.{0 if abs(mean) > 50 else 1 if abs(mean) > 5 else 2}f}" for side, mean in means.items()}
+        return told["agent"] if "agent" in told else ", ".join(f"{side} {mean}" for side, mean in told.items())
+
+    rows = []
+    for label, one in results.items():
+        algorithm, _, key = label.partition(" ")
+        told = f"`{key.removeprefix('policy.').replace('=', ': ')}`" if key else "**defaults**"
+        rows.append((algorithm, told, *(cell(one.get(task)) for task in ("acrobot", "simple_spread", "tag_gridworld"))))
+    number = max(len(runs) for one in results.values() for runs in one.values())
+    return (
+        f"**What each default is worth** (`python benchmarks/default_keys.py --seeds {number} --device cuda`): one key "
+        f"has another value, all others their defaults, 100 envs. Means over {number} seeds: the greedy return; in "
+        "Tag, what a trained side gains over an untrained one, in rewards of an episode.\n\n"
+        + table("algorithm", "key", "acrobot", "simple_spread", "tag_gridworld", rows=rows)
+    )
+
+
 def of_sides(figures: dict[str, float]) -> str:
     return ", ".join(f"{side} {value:.1f}" for side, value in figures.items())
 
@@ -417,6 +445,7 @@ WRITTEN = (
     ("docs/results.md", "results", results),
     ("docs/algorithms.md", "scores", scores),
     ("docs/algorithms.md", "defaults", defaults),
+    ("docs/algorithms.md", "default keys", default_keys),
     ("docs/results.md", "survived", survived),
     ("docs/performance.md", "limits", limits),
     ("docs/performance.md", "training", training),
