@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from ppo_cases import all_samples, update_plainly
+from ppo_cases import all_samples, mean_what_they_say, update_plainly
 
 from trainers.acting.actor import make_actors
 from trainers.experience.group_rollout import GroupRollout
@@ -207,6 +207,7 @@ CASES = {
 def test_an_update_is_that_of_plain_torch_on_the_agents_in_the_game(make_trainer, name):
     """Losses, entropy, the advantages' mean and deviation, and the statistics of what is seen and returned."""
     trainer = make_trainer("tag_continuous", {"tagger": {}, "runner": CASES[name]}, **TAG)
+    mean_what_they_say(trainer)
     trainer.rollout.collect()
     group, learner = trainer.rollout.groups["runner"], trainer.algorithms["runner"]
     left = (~group.active).float().mean().item()
