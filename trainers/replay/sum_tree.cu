@@ -57,20 +57,29 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
         num_chunks[piece] = last[piece] > first[piece] ? (last[piece] - 1) / CHUNK_LEAVES - begin + 1 : 0;
         all_chunks += num_chunks[piece];
     }
+    for (int n = threadIdx.x; n < CHILDREN; n += blockDim.x) low[n] = high[n] = 0;
     __syncthreads();  // all have read the range: the last block may write it, whatever the others still do
     const bool is_last = threadIdx.x == 0 && atomicAdd(ticket, 1) == (int)gridDim.x - 1;
     for (int i = blockIdx.x; i < all_chunks; i += gridDim.x) {
-        int piece = 0;
         int chunk = i;
-        while (chunk >= num_chunks[piece]) chunk -= num_chunks[piece++];
-        const bool enters = piece < 2;
-        chunk += first[piece] / CHUNK_LEAVES;
-        for (int n = threadIdx.x; n < CHILDREN; n += blockDim.x) low[n] = high[n] = 0;
-        __syncthreads();
+        int piece_first = first[0];
+        int piece_last = last[0];
+        bool enters = true;
+        bool is_found = chunk < num_chunks[0];
+#pragma unroll
+        for (int piece = 1; piece < 4; ++piece) {  // each known when compiled: the pieces then stay in registers
+            if (is_found) continue;
+            chunk -= num_chunks[piece - 1];
+            piece_first = first[piece];
+            piece_last = last[piece];
+            enters = piece < 2;
+            is_found = chunk < num_chunks[piece];
+        }
+        chunk += piece_first / CHUNK_LEAVES;
         for (int n = threadIdx.x; n < CHUNK_NODES; n += blockDim.x) {
             const int begin = chunk * CHUNK_LEAVES + n * CHILDREN;
-            const int from_leaf = begin > first[piece] ? begin : first[piece];
-            const int to_leaf = begin + CHILDREN < last[piece] ? begin + CHILDREN : last[piece];
+            const int from_leaf = begin > piece_first ? begin : piece_first;
+            const int to_leaf = begin + CHILDREN < piece_last ? begin + CHILDREN : piece_last;
             if (from_leaf >= to_leaf) continue;
             // All are read before one is written: no read waits for another.
             uint4* const line = (uint4*)(tree.leaf + begin);
@@ -123,7 +132,11 @@ extern "C" __global__ void __launch_bounds__(256) follow_window(
                 atomicAdd(tree.level(level) + (chunk >> CHILDREN_BITS * (level - 3)), (unsigned long long)sum);
             }
         }
-        __syncthreads();
+        if (i + gridDim.x < all_chunks) {  // another piece of work
+            __syncthreads();
+            for (int n = threadIdx.x; n < CHILDREN; n += blockDim.x) low[n] = high[n] = 0;
+            __syncthreads();
+        }
     }
     if (is_last) {
         ticket[0] = 0;
