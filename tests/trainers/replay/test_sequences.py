@@ -148,6 +148,7 @@ def test_sequences_begin_and_end_where_slices_of_torchrl_do(backend, slices, len
 @pytest.mark.parametrize(("length", "burn_in", "period"), [(2, 1, 1), (5, 3, 2), (3, 4, 4)])
 def test_a_memory_is_warmed_up_by_the_steps_that_torchrl_burns_in(backend, slices, length, burn_in, period):
     """By a GRU, across the ends of episodes; and what is left to learn from are the same steps."""
+    pytest.importorskip("torchrl", "0.14", reason="TorchRL before 0.14 burns in otherwise where an episode ends")
     from torchrl.envs.transforms import BurnInTransform
     from torchrl.modules import GRUModule
 
