@@ -23,12 +23,16 @@ from typing import Any
 import torch
 from report import write_report
 
-from trainers.replay.sum_tree import CHILDREN, Anchors, SumTree, num_nodes
+from trainers.experience.field import Field
+from trainers.replay.selectors import Prioritized
+from trainers.replay.store import ReplayStore
+from trainers.replay.sum_tree import CHILDREN, num_nodes
+from trainers.replay.windows import Transitions
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
 
-MANY, FEW = Anchors(num_slots=257, num_rows=256), Anchors(num_slots=17, num_rows=16)
-"""2^16 items that may be drawn, and 2^8: the first slot has what is seen now."""
+MANY, FEW = (257, 256), (17, 16)
+"""Slots and envs of a store: 2^16 items that may be drawn, and 2^8, as the last step's follow-up is not seen yet."""
 MOST_SIGMAS = 5.0
 MOST_USES = 32
 ZERO_SHARE = 0.5
@@ -36,39 +40,48 @@ BATCH = 65_536
 
 
 class Law:
-    """A tree with its draws and updates packed; batches of 65,536, or of one in `smaller` of them from few items."""
+    """A table of a full store, whose draws also gather; batches of 65,536, or of one in `smaller` of few items."""
 
-    def __init__(self, backend: Backend, smaller: int, **options: Any) -> None:
+    def __init__(self, backend: Backend, smaller: int, limit: int | None = None, **options: Any) -> None:
         device = backend.device
-        self.items = items = MANY if smaller == 1 else FEW
-        head = torch.full((1,), items.num_slots, dtype=torch.int64, device=device)
-        seed = torch.tensor([3, 4, 0], dtype=torch.uint32, device=device)
+        num_slots, num_envs = MANY if smaller == 1 else FEW
         self.backend, self.number = backend, max(64, BATCH // smaller)
-        self.tree = SumTree(items, head, backend, seed, **options)
-        self.tree.follow()
-        self.index = torch.zeros(self.number, dtype=torch.int64, device=device)
-        self.weight = torch.zeros(self.number, device=device)
-        self.drawn = self.tree.prepare_draw(self.index, self.weight)
+        store = ReplayStore([Field("reward")], num_envs, 1, 1, num_slots * num_envs, backend, seed=3)
+        reward = torch.zeros(1, num_envs, 1, device=device)
+        ends = torch.zeros(1, num_envs, dtype=torch.bool, device=device)
+        add = store.prepare_add({"reward": reward, "terminated": ends, "truncated": ends})
+        limits = {} if limit is None else {"max_times_sampled": limit}
+        selector = Prioritized(**{"alpha": 1.0, "epsilon": 0.0, **options})
+        self.table = store.table("law", selector, Transitions(), **limits)
+        for step in range(num_slots):
+            reward.copy_(torch.arange(num_envs, device=device).view(1, -1, 1) + step * num_envs)  # the item's number
+            add()
+            store.count_window()
+        self.drawn, batch = self.table.prepare_draw(self.number)
+        self.index, self.weight, self.reward = batch.index, batch.weight, batch.reward
+        self.tree = self.table.selector.tree
         self.generator = torch.Generator(device).manual_seed(5)
-        every = torch.arange(items.num_rows, items.num_leaves, device=device)
-        self.set(every, self.random(len(every)).neg().log1p().neg())
+        self.items = self.leaves.nonzero().flatten()
+        """[items that may be drawn]"""
+        self.set(self.items, self.random(len(self.items)).neg().log1p().neg())
 
     def random(self, number: int) -> torch.Tensor:
         return torch.rand(number, generator=self.generator, device=self.backend.device)
 
     def set(self, index: torch.Tensor, priority: torch.Tensor) -> None:
-        self.tree.prepare_set(index, priority, in_order=False)()
+        self.table.prepare_update(index, priority, in_order=False)()
 
     @property
     def leaves(self) -> torch.Tensor:
-        return self.tree.leaves[: self.items.num_leaves].long()
+        return self.tree.leaves[: self.tree.anchors.num_leaves].long()
 
     def count(self, number: int) -> torch.Tensor:
         """How often each item is drawn, of at least so many draws; those of weight 0 do not count."""
-        found = torch.zeros(self.items.num_leaves, dtype=torch.int64, device=self.backend.device)
+        found = torch.zeros_like(self.leaves)
         for _ in range(math.ceil(number / self.number)):
             self.drawn()
             found.index_add_(0, self.index, (self.weight > 0).long())
+        assert torch.equal(self.reward.view(-1).long(), self.index)  # what is gathered is of who was drawn
         return found
 
 
@@ -87,16 +100,17 @@ def chi_square(backend: Backend, number: int, smaller: int) -> dict[str, Any]:
 
 def zero(backend: Backend, number: int, smaller: int) -> dict[str, Any]:
     law = Law(backend, smaller)
-    index = torch.arange(law.items.num_rows, law.items.num_leaves, device=backend.device)
-    law.set(index, torch.where(law.random(len(index)) < ZERO_SHARE, 0.0, law.random(len(index)) + 1e-3))
+    number_of = len(law.items)
+    law.set(law.items, torch.where(law.random(number_of) < ZERO_SHARE, 0.0, law.random(number_of) + 1e-3))
     found = law.count(number)
-    is_zero = law.leaves == 0
+    is_zero = torch.zeros_like(law.leaves, dtype=torch.bool)
+    is_zero[law.items] = law.leaves[law.items] == 0
     told = {"draws": int(found.sum()), "items_of_zero": int(is_zero.sum()), "drawn_of_them": int(found[is_zero].sum())}
     return {**told, "holds": told["drawn_of_them"] == 0 and told["items_of_zero"] > 0}
 
 
 def uses(backend: Backend, number: int, smaller: int) -> dict[str, Any]:
-    law = Law(backend, smaller, max_uses=MOST_USES)
+    law = Law(backend, smaller, limit=MOST_USES)
     found = law.count(number)
     is_same = torch.equal(found, law.tree.uses.long()) and int(found.max()) <= MOST_USES
     return {"draws": int(found.sum()), "most": int(found.max()), "holds": bool(is_same)}
@@ -105,12 +119,12 @@ def uses(backend: Backend, number: int, smaller: int) -> dict[str, Any]:
 def sums(backend: Backend, number: int, smaller: int) -> dict[str, Any]:
     law, wrong, done = Law(backend, smaller), 0, 0
     while done < number:
-        index = (law.random(law.number).square() * law.items.num_leaves).long()  # low ones are often twice in a batch
+        index = law.items[(law.random(law.number).square() * len(law.items)).long()]  # some are often twice in a batch
         priority = torch.where(law.random(law.number) < 0.3, 0.0, law.random(law.number) * 3)
         law.set(index, priority)
         done += law.number
     nodes, below, start = law.tree.nodes, law.tree.leaves.long(), 0
-    for level in num_nodes(law.items.num_leaves)[1:]:
+    for level in num_nodes(len(law.leaves))[1:]:
         ours = nodes[start : start + level]
         wrong += int((below.view(-1, CHILDREN).sum(1)[:level] != ours).sum())
         size = -(-level // CHILDREN) * CHILDREN
