@@ -53,9 +53,12 @@ def load(folders: list[Path], run: str) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("run", WHOLE + DOUBLE)
 def test_two_ranks_give_the_parameters_of_one_after_20_updates(folders, run):
+    """The critic's last layer and the moments of its unit among them: those are of the returns of both ranks."""
     ours, theirs = load(folders, run)
     tolerance = 1e-6 if run in DOUBLE else 1e-4
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    units = [moments.tolist() for name, moments in ours.items() if name.endswith("value_norm.moments")]
+    assert units and all(mean != 0.0 and deviation > 1e-3 for mean, deviation in units)
 
 
 @pytest.mark.parametrize("run", WHOLE)
