@@ -332,6 +332,27 @@ def test_a_signal_ends_a_search_with_what_was_found_so_far(tiny, tmp_path, monke
 
 
 @pytest.mark.usefixtures("hurried")
+def test_after_so_many_seconds_a_search_ends_and_judges_what_is_under_way(tiny, monkeypatch, capsys):
+    class Slow(FakeRun):
+        """Would go on for half a minute."""
+
+        ends = time.monotonic() + 30
+
+        def has_ended(self) -> bool:
+            return self.is_stopped or time.monotonic() > self.ends
+
+        def reports(self) -> list[tuple[int, float]]:
+            self.steps = min(70, self.steps + 10)
+            return [(self.steps, 1.0)]
+
+    monkeypatch.setattr(process, "TrainingProcess", lambda *_: Slow(1.0))
+    assert main(["tune", tiny, "--trials", "5", "--jobs", "1", "--seconds", "0.2"]) == 0
+    printed = capsys.readouterr().out
+    assert "trial 0 stopped after 70 env steps, +1.000: as given\n" in printed
+    assert "best: trial 0 of 1, rollout/ep_rew_mean +1.000" in printed
+
+
+@pytest.mark.usefixtures("hurried")
 def test_steps_are_told_as_they_are_trained_in_whole_iterations(tiny, monkeypatch, capsys):
     monkeypatch.setattr(process, "TrainingProcess", lambda *_: FakeRun(1.0))
     assert main(["tune", tiny, "--trials", "1", "--total-timesteps", "41"]) == 0

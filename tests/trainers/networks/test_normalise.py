@@ -270,6 +270,18 @@ def test_a_critic_whose_last_layer_is_not_known_learns_all_the_same(tiny):
     assert torch.equal(group.value, said) and torch.equal(network.value_head[0].weight, before)
 
 
+@pytest.mark.parametrize("algorithm", ["A2C", "PPO", "MAPPO"])
+def test_returns_whose_squares_no_float_holds_are_taken_in_as_they_are(tiny, algorithm):
+    """Agents earn 1e20 in each step of two, and by gamma 0 nothing of what is to come: half of them twice as much."""
+    trainer = Trainer(tiny(policy={"shared": {"algorithm": algorithm, "gamma": 0.0}}))
+    trainer.rollout.collect()
+    trainer.rollout.reward.fill_(1e20)
+    trainer.rollout.reward[::2] = 2e20
+    trainer.algorithms["shared"].update()
+    trainer.guard.raise_if_halted(1)
+    assert trainer.policies["shared"].value_norm.moments.tolist() == pytest.approx([1.5e20, 0.5e20], rel=1e-5)
+
+
 def test_statistics_that_are_no_numbers_stop_the_run_and_are_named(tiny):
     """Rewards of 1e38 are numbers, and sums of them are none."""
     trainer = Trainer(tiny(policy={"shared": {"algorithm": "PPO", "gamma": 1.0, "normalize_return": True}}))

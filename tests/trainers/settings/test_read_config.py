@@ -52,6 +52,32 @@ def test_batches_that_can_be_cut_are_not_refused(tmp_path, change):
     read(tmp_path, GOOD.replace(TAGGER, PPO + change))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "num_envs", "batch", "num_minibatches", "last_lr"),
+    [
+        ("PPO", 8, 2_000, 2, 1e-4),  # 250 steps of each env; 3 minibatches of 512 and more would not divide them
+        ("PPO", 1_000, 20_000, 32, 1e-4),  # 20 steps of each; 39 of 512 are more than there may be
+        ("MAPPO", 100, 2_000, 2, 1e-4),
+        ("A2C", 100, 2_000, 25, 1e-5),  # 31 of 64 and more would not divide them
+        ("A2C", 1_000, 5_000, 50, 1e-5),  # 5 steps of each, 78 would not divide them
+    ],
+)
+def test_what_is_collected_and_learned_from_at_once_follows_from_the_envs(
+    algorithm, num_envs, batch, num_minibatches, last_lr
+):
+    """At default keys; the step size falls over the run that was asked for."""
+    trainer = {"num_envs": num_envs, "total_timesteps": 300_000}
+    config = read_config({"name": "cartpole", "trainer": trainer, "policy": {"agent": {"algorithm": algorithm}}})
+    policy = config.policy["agent"]
+    assert config.trainer.train_batch_size == batch
+    assert policy.num_minibatches == num_minibatches and batch % num_minibatches == 0
+    assert policy.lr.points == ((0, 2e-3), (300_000, last_lr))
+    assert policy.num_epochs == {"A2C": 1, "PPO": 4, "MAPPO": 10}[algorithm]
+    assert policy.normalize_return and policy.normalize_advantage
+    assert policy.max_grad_norm == (10.0 if algorithm == "MAPPO" else 0.5)
+    assert policy.model.fc_dims == (64, 64) and not policy.model.shared_trunk
+
+
 def test_no_policy_section_means_one_shared_policy(tmp_path):
     without = GOOD[: GOOD.index("policy:")] + GOOD[GOOD.index("saving:") :]
     assert list(read(tmp_path, without).policy) == ["shared"]
