@@ -33,6 +33,8 @@ from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.store import ReplayStore
 from trainers.replay.sum_tree import all_of
 from trainers.replay.windows import Transitions
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
 
@@ -223,7 +225,37 @@ def share_of_an_update(filled: Filled, number: int, num_calls: int, repeats: int
         error.copy_((q.detach() - wanted).abs())
 
     whole, alone = (filled.time(call, num_calls, repeats) for call in (all_of([cycle.draw, update, put]), update))
-    return {"whole_us": whole, "learner_us": alone, "share_percent": round(100 * max(1e-3, 1 - alone / whole), 3)}
+    told = {"whole_us": whole, "learner_us": alone, "share_percent": round(100 * max(1e-3, 1 - alone / whole), 3)}
+    both = filled.time(all_of([cycle.draw, put]), num_calls, repeats)
+    return {**told, "trainer": update_of_a_trainer(filled, number, both, num_calls, repeats)}
+
+
+def update_of_a_trainer(filled: Filled, number: int, cycle_us: float, num_calls: int, repeats: int) -> dict[str, Any]:
+    """Of the same update as a run makes it, by kernels on a GPU, which may draw themselves: what it takes as a whole,
+    and how much of that a cycle by itself would be."""
+    num_envs, backend = filled.num_envs, filled.backend
+    policy = {
+        "algorithm": "DQN",
+        "prioritized": True,
+        "n_step": WINDOW.n_step,
+        "buffer_size": num_envs * filled.store.num_slots,
+        "batch_size": number,
+        "learning_starts": num_envs,
+        "replay_ratio": 1 / num_envs,
+        "model": {"fc_dims": [128, 128], "activation": "relu"},
+    }
+    sizes = {"num_envs": num_envs, "train_batch_size": num_envs, "total_timesteps": 10**12, "device": backend.name}
+    trainer = Trainer(read_config({"name": "cartpole", "trainer": sizes, "policy": {"agent": policy}}))
+    algorithm = trainer.algorithms["agent"]
+    for _ in range(WINDOW.n_step + 6):
+        trainer.iterate()
+    learner = algorithm.learns_by
+    if hasattr(learner, "due"):  # as many as are due in one launch
+        learner.due(0, 1)
+    timed = time_graph if backend.name == "cuda" else time_calls
+    whole = round(median(timed(trainer.backend, learner.learn, num_calls, repeats)), 3)
+    share = round(100 * cycle_us / whole, 3)
+    return {"path": algorithm.path, "whole_us": whole, "cycle_us": cycle_us, "percent": share}
 
 
 def draws(filled: Filled, number: int, num_calls: int, repeats: int) -> dict[str, float]:
