@@ -77,6 +77,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the report")
     parser.add_argument("--name", default="", help="of the report, after `default_keys_`; the device's if not given")
     arguments = parser.parse_args()
+    for name in ("seeds", "jobs"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    known = {key for one in arguments.algorithms for key in ALTERNATIVES[one]}
+    if unknown := [key for key in arguments.keys or () if key not in known]:
+        parser.error(f"--keys: {', '.join(unknown)} is none of {', '.join(sorted(known))}")
     lines = [
         (task, algorithm, key, value)
         for task in arguments.only
@@ -84,6 +90,8 @@ def main() -> int:
         if algorithm in ROWS[task].algorithms
         for key, value in [("", ""), *alternatives(algorithm, arguments.keys)]
     ]
+    if not lines:
+        parser.error(f"{', '.join(arguments.algorithms)} has no row of {', '.join(arguments.only)} in defaults.py")
     work = [
         (task, algorithm, NUM_ENVS, seed, arguments.device, overrides(key, value))
         for task, algorithm, key, value in lines

@@ -36,7 +36,7 @@ SIZES = {
     "CartPole, 16 steps x 1,024 envs": (CARTPOLE, 16, 1_024),
     "frames of 84 x 84, 32 steps x 1,024 envs": (FRAMES, 32, 1_024),
 }
-MATRIX = 4096
+MATRIX = 1024
 
 
 def time_size(fields: list[Any], num_steps: int, num_envs: int, backend: Backend, calls: int) -> dict[str, float]:
@@ -119,6 +119,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the report")
     parser.add_argument("--write", help=argparse.SUPPRESS)  # a rank: where its figures go
     arguments = parser.parse_args()
+    for name in ("calls", "smaller"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     if arguments.write:
         run_as_rank(arguments)
         return 0

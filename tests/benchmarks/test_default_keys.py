@@ -30,6 +30,7 @@ def test_a_key_is_tried_on_each_task_and_told_beside_the_default(run, monkeypatc
     monkeypatch.setattr(defaults, "ROWS", rows)
     monkeypatch.setattr(default_keys, "NUM_ENVS", 4)
     words = ("--only", "acrobot", "--algorithms", "PPO", "--keys", "num_epochs", "--seeds", 2, "--device", "cpu")
+    words = (*words, "--name", "as_if_cuda")
     code, results = run(default_keys, *words)
     assert code == 0
     assert list(results) == ["PPO", "PPO num_epochs=1", "PPO num_epochs=10"]
@@ -39,3 +40,18 @@ def test_a_key_is_tried_on_each_task_and_told_beside_the_default(run, monkeypatc
     lines = tables.default_keys().splitlines()
     mean = sum(scores) / 2
     assert lines[-1] == f"| PPO | `num_epochs: 10` | {mean:.0f} | - | - |"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--keys", "num_epoch"), "--keys: num_epoch is none of clip_param, "),
+        (("--algorithms", "MAPPO", "--only", "acrobot"), "MAPPO has no row of acrobot in defaults.py"),
+        (("--seeds", "0"), "--seeds must be at least 1, got 0"),
+        (("--jobs", "-1"), "--jobs must be at least 1, got -1"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(run, capsys, words, line):
+    with pytest.raises(SystemExit):
+        run(default_keys, "--algorithms", "PPO", *words)
+    assert line in capsys.readouterr().err

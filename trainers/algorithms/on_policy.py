@@ -258,17 +258,17 @@ class OnPolicy(Algorithm):
 
     def explained_variance(self) -> torch.Tensor:
         """1 - variance of the advantage / variance of the target: 1 is a critic that knows, 0 one that guesses."""
-        advantage, target = self.group.advantage, self.target
-        left, whole = (self._variance(one) for one in (advantage, target))
-        return 1.0 - left / whole.clamp_min(1e-8)
+        from trainers.networks.normalise import explained
 
-    def _variance(self, values: torch.Tensor) -> torch.Tensor:
-        """Of [T, E, A] on all ranks, without the steps that the critic does not learn from."""
+        (_, _, left), (_, mean, whole) = (self._moments_of_all(one) for one in (self.group.advantage, self.target))
+        return explained(left, whole, mean)
+
+    def _moments_of_all(self, values: torch.Tensor) -> tuple[torch.Tensor | int, torch.Tensor, torch.Tensor]:
+        """Number, mean and variance of [T, E, A], all ranks', without steps that the critic does not learn from."""
         from trainers.networks.normalise import moments_of
 
         judged = self.group.judged
-        number, mean, variance = moments_of(values, None if judged is None else judged.to(values.dtype))
-        return self.world.moments(number, mean, variance)[2]
+        return self.world.moments(*moments_of(values, None if judged is None else judged.to(values.dtype)))
 
     def targets_of(self, samples: Samples) -> torch.Tensor:
         """[N]: what the critic is to say, in its own unit."""

@@ -101,6 +101,17 @@ class RewardNorm(RunningMoments):
         scale.copy_(torch.rsqrt(self.variance + 1e-8).view(1))
 
 
+def explained(left: torch.Tensor, whole: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """The part of a variance that is explained: 1 - left / whole, in any unit; 0 where there is nothing to explain, as
+    what varies is all alike as far as floats can tell.
+
+    Args:
+        left, whole: [] variances of errors, and of what they are errors of.
+        mean: [] of the latter.
+    """
+    return torch.where(whole <= (MIN_DEVIATION * mean).square(), torch.zeros_like(whole), 1.0 - left / whole)
+
+
 class ValueNorm(nn.Module):
     """Lets the critic learn normalised returns: mean and deviation of those so far, the last ones counting most.
 

@@ -285,7 +285,8 @@ class ActorCriticConfig(PolicyConfig):
     made as large as a signal. 0: by their own, however small. A2C's is 0.3."""
     normalize_return: bool = True
     """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far; its last layer
-    moves with them (PopArt). Rewards of a thousandth, of one and of thousands then make the same run."""
+    moves with them (PopArt). With normalize_advantage rewards of a thousandth, of one and of thousands then make the
+    same run."""
     central_critic: bool = False
     """Whether the critic sees the whole env: its global_state, or else all observations; and which agent it judges."""
     credit_after_leaving: Literal[False, "team"] = False

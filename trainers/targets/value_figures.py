@@ -8,6 +8,7 @@ import torch
 
 from trainers.experience.group_rollout import GroupRollout
 from trainers.learning.distributed import world
+from trainers.networks.normalise import explained
 from trainers.targets.gae import kernels_of
 
 NUM_SUMS = 9
@@ -21,7 +22,7 @@ def prepare_value_figures(
 
     value_mean, value_std, value_max: of what the critic said, in the unit of rewards; the last is the largest size.
     explained_variance_of_returns: 1 - variance of (return - value) / variance of the return, over the steps whose
-    episode ended for good in the same rollout, by itself or for the agent; NaN if there is none.
+    episode ended for good in the same rollout, by itself or for the agent; NaN if there is none, 0 if they are alike.
     """
     num_parts = min(MAX_PARTS, group.rollout.num_envs * len(group.agents))
     sums = torch.zeros(num_parts, NUM_SUMS, dtype=torch.float64, device=group.value.device)
@@ -31,14 +32,14 @@ def prepare_value_figures(
         launch()
         largest = world().largest(sums[:, 3].max())
         number, value, square, _, num_ended, off, off_square, whole, whole_square = world().sum(*sums.sum(0).unbind())
-        mean = value / number
+        mean, mean_of_whole = value / number, whole / num_ended
         left = off_square / num_ended - (off / num_ended).square()
-        spread = whole_square / num_ended - (whole / num_ended).square()
+        spread = whole_square / num_ended - mean_of_whole.square()
         return {
             "value_mean": mean,
             "value_std": (square / number - mean.square()).clamp_min(0.0).sqrt(),
             "value_max": largest,
-            "explained_variance_of_returns": 1.0 - left / spread.clamp_min(1e-8),
+            "explained_variance_of_returns": explained(left, spread, mean_of_whole),
         }
 
     return figures

@@ -1,11 +1,13 @@
 """Running statistics, against numpy on everything seen so far."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from trainers.errors import NonFiniteError
-from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm
+from trainers.networks.normalise import ObservationNorm, RewardNorm, ValueNorm, explained
 from trainers.trainer import Trainer
 
 
@@ -235,6 +237,22 @@ def test_a_run_moves_its_critic_with_its_unit(tiny, precision):
     torch.testing.assert_close(norm.denormalise(group.value[0]), meant[-1], rtol=1e-2, atol=0.05)
 
 
+@pytest.mark.parametrize(
+    ("left", "whole", "mean", "part"),
+    [
+        (1.0, 4.0, 10.0, 0.75),
+        (1e-14, 4e-14, 0.0, 0.75),  # in any unit
+        (6.0, 4.0, 10.0, -0.5),
+        (0.0, 0.0, 0.0, 0.0),  # all alike: nothing to explain
+        (2.0, 1e-9, 1e3, 0.0),  # they differ by rounding errors
+        (math.nan, math.nan, math.nan, math.nan),
+    ],
+)
+def test_the_part_that_is_explained_by_hand(left, whole, mean, part):
+    found = explained(*(torch.tensor(one, dtype=torch.float64) for one in (left, whole, mean)))
+    assert found.item() == pytest.approx(part, nan_ok=True)
+
+
 @pytest.mark.parametrize("algorithm", ["A2C", "PPO", "MAPPO"])
 @pytest.mark.parametrize("unit", [1e-3, 1e3])
 def test_what_is_learned_does_not_depend_on_the_unit_of_rewards(tiny, algorithm, unit):
@@ -248,9 +266,14 @@ def test_what_is_learned_does_not_depend_on_the_unit_of_rewards(tiny, algorithm,
             trainer.rollout.collect()
             trainer.rollout.reward.mul_(scale)
             trainer.algorithms["shared"].update()
-        runs.append({**trainer.policies["shared"].state_dict(), "action": trainer.rollout.groups["shared"].action})
+            figures = trainer.algorithms["shared"].report()
+        told = {name: figures[name] for name in ("explained_variance_of_returns",)}
+        told["explained_variance"] = trainer.algorithms["shared"].explained_variance()
+        action = {"action": trainer.rollout.groups["shared"].action}
+        runs.append({**trainer.policies["shared"].state_dict(), **action, **told})
     one, other = ({name: run[name] for name in run if "value_norm" not in name} for run in runs)
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    assert not torch.isnan(one["explained_variance_of_returns"])
     assert (one["network.policy_head.weight"] - start).abs().max() > 0.01
     mean, deviation = (runs[1]["value_norm.moments"] / runs[0]["value_norm.moments"]).tolist()
     assert (mean, deviation) == (pytest.approx(unit, rel=1e-2), pytest.approx(unit, rel=1e-2))
