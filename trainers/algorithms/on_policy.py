@@ -253,7 +253,9 @@ class OnPolicy(Algorithm):
         from trainers.targets.value_figures import prepare_value_figures
 
         if self._value_figures is None:
-            self._value_figures = prepare_value_figures(self.group, self.config.gamma, self.config.reward_clip)
+            norm = self.policy.value_norm  # of who learns: another than who plays, where that lags behind
+            unit = None if norm is None else norm.moments
+            self._value_figures = prepare_value_figures(self.group, self.config.gamma, self.config.reward_clip, unit)
         return self._value_figures()
 
     def explained_variance(self) -> torch.Tensor:

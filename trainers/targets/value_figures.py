@@ -16,17 +16,21 @@ MAX_PARTS = 1 << 14
 
 
 def prepare_value_figures(
-    group: GroupRollout, discount: float, reward_clip: float
+    group: GroupRollout, discount: float, reward_clip: float, value_moments: torch.Tensor | None = None
 ) -> Callable[[], dict[str, torch.Tensor]]:
     """Figures of the rollout that is there, on the device, whenever it is called; rewards are as GAE sees them.
 
     value_mean, value_std, value_max: of what the critic said, in the unit of rewards; the last is the largest size.
     explained_variance_of_returns: 1 - variance of (return - value) / variance of the return, over the steps whose
     episode ended for good in the same rollout, by itself or for the agent; NaN if there is none, 0 if they are alike.
+
+    Args:
+        value_moments: [2], the unit of `group.value`, where that is not of who plays.
     """
     num_parts = min(MAX_PARTS, group.rollout.num_envs * len(group.agents))
     sums = torch.zeros(num_parts, NUM_SUMS, dtype=torch.float64, device=group.value.device)
-    launch = kernels_of(group, discount, reward_clip)("value_figures", sums=sums, num_parts=num_parts)
+    more = {} if value_moments is None else {"value_moments": value_moments}
+    launch = kernels_of(group, discount, reward_clip)("value_figures", sums=sums, num_parts=num_parts, **more)
 
     def figures() -> dict[str, torch.Tensor]:
         launch()

@@ -45,6 +45,19 @@ def test_who_plays_is_who_learned_so_many_iterations_ago(make, lag):
     assert not torch.equal(learned[0][0], learned[1][0])
 
 
+@pytest.mark.parametrize("normalize_return", [False, True])
+def test_what_is_told_of_the_critic_is_in_its_own_unit_and_not_in_that_of_who_plays(make, normalize_return):
+    trainer = make(policy_lag=3, normalize_return=normalize_return)
+    group, algorithm = trainer.rollout.groups["agent"], trainer.algorithms["agent"]
+    trainer.iterate()
+    value, norm = group.value[:-1], algorithm.policy.value_norm
+    value = value if norm is None else norm.denormalise(value)
+    figures = algorithm.report()
+    assert figures["value_mean"].item() == pytest.approx(value.mean().item(), rel=1e-4)
+    assert figures["value_max"].item() == pytest.approx(value.abs().max().item(), rel=1e-4)
+    assert abs(value.mean().item()) > 0.01  # each step costs 1
+
+
 @pytest.mark.parametrize(("normalize_return", "vtrace"), [(False, True), (True, True), (True, False)])
 def test_targets_are_vtraces_by_who_learns(make, normalize_return, vtrace):
     """Everything but the recursion made anew by torch, from what the envs saw; uncorrected, by ratios of 1."""
