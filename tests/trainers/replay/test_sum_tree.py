@@ -1,7 +1,6 @@
 """The sum tree of integers: who is drawn how often, exactly, whatever is written in whatever order."""
 
 import hashlib
-import os
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from trainers.learning.graphs import Graphed
 from trainers.replay.sum_tree import CHILDREN, LARGEST_LEAF, UNITS, Anchors, SumTree, all_of, num_nodes
 from warpdrive.errors import ConfigError
 
-IS_LONG = os.environ.get("WARPDRIVE_LONG_TESTS") == "1"
 DEEP = Anchors(num_slots=70_002, num_rows=1, period=1, behind=2, ahead=3)  # changes skip two levels of a block's sums
 
 
@@ -52,7 +50,7 @@ def test_every_node_is_the_sum_of_its_children_after_updates_of_all_kinds(anchor
     numpy = np.random.default_rng(1)
     tree = tree_of(anchors, backend)
     expected = leaves_of(tree)
-    for round_ in range(300 if IS_LONG else 9):
+    for round_ in range(300):
         number = [1, 200, 4096, 5000][round_ % 4]
         index = numpy.integers(0, anchors.num_leaves if round_ % 3 else 5, number)
         in_order = round_ % 2 == 0
@@ -76,7 +74,7 @@ def test_draws_follow_the_priorities(backend):
     leaves = np.where(numpy.random(6500) < 0.3, 0, numpy.integers(1, 1 << 20, 6500))
     leaves[::7] = numpy.integers(0, 3, len(leaves[::7])) << 20
     put(tree, leaves)
-    number = 10_000_000 if IS_LONG else 400_000
+    number = 10_000_000
     found = np.bincount(draw(tree, number)[0], minlength=6500)
     assert not found[leaves == 0].any()
     there = leaves > 0
@@ -270,7 +268,7 @@ def test_use_counts_are_exact(backend):
     tree = tree_of(MIDDLE, backend, max_uses=3)
     set_to(tree, np.arange(6500), np.random.default_rng(10).exponential(size=6500) ** 3)
     drawn, num_rows = np.zeros(6500, dtype=np.int64), 0
-    for number in [100, 1, 2000, 700] * (400 if IS_LONG else 8):
+    for number in [100, 1, 2000, 700] * 400:
         index, weight = draw(tree, number)
         drawn += np.bincount(index[weight > 0], minlength=6500)
         num_rows += (weight > 0).sum()
