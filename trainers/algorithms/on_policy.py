@@ -259,7 +259,7 @@ class OnPolicy(Algorithm):
         return self._value_figures()
 
     def explained_variance(self) -> torch.Tensor:
-        """1 - variance of the advantage / variance of the target: 1 is a critic that knows, 0 one that guesses."""
+        """Of targets, by what the critic said: 1 is one that knows, 0 one that guesses."""
         from trainers.networks.normalise import explained
 
         (_, _, left), (_, mean, whole) = (self._moments_of_all(one) for one in (self.group.advantage, self.target))

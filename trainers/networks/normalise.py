@@ -18,6 +18,9 @@ CLIP = 10.0
 MIN_DEVIATION = 1e-6
 """Of returns, and as a part of their mean if that is larger: rounding errors of returns that are all alike are not
 blown up. It is the critic's unit before any return was seen, too: whatever a new critic says stands for nothing."""
+MAX_HEAD = 1e3
+"""Length of the critic's last layer from which on its unit shrinks no further: where rewards dry up, noise would grow
+with it until nothing else had a part in the gradient's length."""
 
 
 def moments_of(
@@ -172,7 +175,11 @@ class ValueNorm(nn.Module):
         self.mean.add_(delta * share)
         self.weight.copy_(now)
         before, after = self.moments.double(), torch.stack([self.mean, self.variance.sqrt()])
-        after[1].clamp_min_((MIN_DEVIATION * self.mean.abs()).clamp_min(MIN_DEVIATION))
+        least = (MIN_DEVIATION * self.mean.abs()).clamp_min(MIN_DEVIATION)
+        if head is not None:
+            length = torch.linalg.vector_norm(head.weight, dtype=torch.float64)
+            least = least.maximum(before[1] * length / MAX_HEAD)
+        after[1].clamp_min_(least)
         after = torch.where(counts, after, before).float().double()  # what is moved has to meet what kernels read
         stays = is_first | ~counts
         scale = torch.where(stays, 1.0, before[1] / after[1])

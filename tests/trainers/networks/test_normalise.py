@@ -217,6 +217,22 @@ def test_what_the_critic_means_stays_when_its_unit_moves():
     torch.testing.assert_close(norm.denormalise(said), kept, rtol=1e-5, atol=1e-4)
 
 
+def test_a_unit_shrinks_no_further_than_the_critics_last_layer_may_grow():
+    """After returns of deviation 1 there is nothing but zeros: the unit falls to a thousandth, by which a layer of
+    length 1 becomes one of 1,000; and what the critic means stays."""
+    norm, head, seen = ValueNorm(), torch.nn.Linear(3, 1), torch.randn(20, 3)
+    with torch.no_grad():
+        head.weight.copy_(torch.tensor([[0.6, 0.0, -0.8]]))
+    norm.update(torch.tensor([-1.0, 1.0]), head=head)
+    meant = norm.denormalise(head(seen))
+    for _ in range(2_000):
+        norm.update(torch.zeros(4), head=head)
+    assert norm.variance.sqrt().item() < 1e-4
+    assert head.weight.norm().item() == pytest.approx(1_000.0, rel=1e-4)
+    assert norm.moments.tolist() == pytest.approx([0.0, 1e-3], rel=1e-4, abs=1e-9)
+    torch.testing.assert_close(norm.denormalise(head(seen)), meant, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_moves_its_critic_with_its_unit(tiny, precision):
     """Rewards become 1,000 times as large: the values of the rollout that is learned from still mean what they did."""
@@ -330,6 +346,6 @@ def test_advantages_are_of_values_in_rewards_and_the_critic_learns_its_own_unit(
     learner.begin()
     assert (group.advantage == -4.0).all()
     assert (learner.target == 6.0).all()
-    assert norm.moments.tolist() == pytest.approx([6.0, 6e-6], rel=1e-4)  # of the returns of this rollout
+    assert norm.moments.tolist() == pytest.approx([6.0, 2e-3], rel=1e-4)  # alike: a thousandth of what it was
     samples = group.samples(torch.arange(3, device=group.advantage.device))
     assert learner.targets_of(samples).tolist() == pytest.approx([0.0] * 3, abs=1e-4)
