@@ -44,7 +44,7 @@ class OnPolicy(Algorithm):
         "approx_kl": "KL divergence from the policy that played, nats, before each step",
         "clip_fraction": "part of the samples whose ratio of probabilities was clipped; of A2C's, that counted no more",
         "explained_variance": "1 is a critic that agrees with its targets, which are made of its own values, too; 0 "
-        "one that guesses, less is worse",
+        "one that guesses, or targets that are all alike; less is worse",
         "explained_variance_of_returns": "the same, against what was paid until the episode ended for good, where "
         "that was in the same rollout; null if none did, as where only a time limit ends them",
         "value_mean": "mean of what the critic says, in the unit of rewards",
