@@ -32,7 +32,7 @@ def test_it_names_the_next_commands_and_they_work(tmp_path, monkeypatch, capsys)
     assert done.returncode == 0, done.stderr
     lines = next(tmp_path.glob("runs/*/metrics.jsonl")).read_text().splitlines()
     returns = [json.loads(line)["rollout/runner/ep_rew_mean"] for line in lines]
-    assert returns[0] < 1 and returns[-1] > 3  # flags an episode; about 0.3 at random
+    assert returns[-1] > max(4, returns[0] + 2)  # flags an episode; about 0.3 at random, more in the first report
 
 
 def test_nothing_of_the_templates_name_is_left_and_next_commands_begin_with_folder_and_pytest(
