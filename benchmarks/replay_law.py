@@ -42,7 +42,9 @@ BATCH = 65_536
 class Law:
     """A table of a full store, whose draws also gather; batches of 65,536, or of one in `smaller` of few items."""
 
-    def __init__(self, backend: Backend, smaller: int, limit: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, backend: Backend, smaller: int, limit: int = 0, alpha: float = 1.0, epsilon: float = 0.0, **options: Any
+    ) -> None:
         device = backend.device
         num_slots, num_envs = MANY if smaller == 1 else FEW
         self.backend, self.number = backend, max(64, BATCH // smaller)
@@ -50,9 +52,8 @@ class Law:
         reward = torch.zeros(1, num_envs, 1, device=device)
         ends = torch.zeros(1, num_envs, dtype=torch.bool, device=device)
         add = store.prepare_add({"reward": reward, "terminated": ends, "truncated": ends})
-        limits = {} if limit is None else {"max_times_sampled": limit}
-        selector = Prioritized(**{"alpha": 1.0, "epsilon": 0.0, **options})
-        self.table = store.table("law", selector, Transitions(), **limits)
+        selector = Prioritized(alpha, epsilon=epsilon, **options)
+        self.table = store.table("law", selector, Transitions(), max_times_sampled=limit)
         for step in range(num_slots):
             reward.copy_(torch.arange(num_envs, device=device).view(1, -1, 1) + step * num_envs)  # the item's number
             add()

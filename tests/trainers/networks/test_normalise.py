@@ -283,10 +283,12 @@ def test_what_is_learned_does_not_depend_on_the_unit_of_rewards(tiny, algorithm,
             trainer.rollout.reward.mul_(scale)
             trainer.algorithms["shared"].update()
             figures = trainer.algorithms["shared"].report()
-        told = {name: figures[name] for name in ("explained_variance_of_returns",)}
-        told["explained_variance"] = trainer.algorithms["shared"].explained_variance()
-        action = {"action": trainer.rollout.groups["shared"].action}
-        runs.append({**trainer.policies["shared"].state_dict(), **action, **told})
+        told = {
+            "action": trainer.rollout.groups["shared"].action,
+            "explained_variance": trainer.algorithms["shared"].explained_variance(),
+            "explained_variance_of_returns": figures["explained_variance_of_returns"],
+        }
+        runs.append({**trainer.policies["shared"].state_dict(), **told})
     one, other = ({name: run[name] for name in run if "value_norm" not in name} for run in runs)
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
     assert not torch.isnan(one["explained_variance_of_returns"])
