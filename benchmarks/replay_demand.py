@@ -5,7 +5,9 @@ python benchmarks/replay_demand.py --device cpu --smaller 1000 --seconds 0.1
 
 Each row keeps so many items of so many bytes, and for some seconds takes in and draws items as fast as it can, in the
 published proportion; what is drawn by priority gets new ones. A multiple is the lower one of the rates that were held,
-over the published ones. On a GPU all of it is replayed from one CUDA graph, so that no host limits it.
+over the published ones: the highest by so many envs that add and so many items a draw, of those that are tried. On a
+GPU all of it is replayed from one CUDA graph, so that no host limits it. At the end all rows' stores are there at once,
+each as it was best, and they take turns, so that all hold the same multiple.
 
 An item is as published: a step with an observation of its bytes, drawn with the one that follows; or a sequence of
 steps that shares none with the next one. Frames are one uint8 frame a step: stacks of four are made at the draw where
@@ -18,7 +20,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,9 @@ from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
 
 FRAME, STACK = 84 * 84, 4
-MOST_BATCH, MOST_BATCH_BYTES = 512, 256 << 20
-NUM_STEPS, MOST_ENVS = 1, 64
+NUM_ENVS, BATCHES = (64, 1024, 4096), (512, 4096, 32_768)
+MOST_BATCH_BYTES = 2 << 30
+NUM_STEPS = 1
 NUM_PRIORITIES = 7
 """Sets of new priorities that take turns: what is stored already would change nothing."""
 NUM_CALLS = 256
@@ -86,14 +89,32 @@ DEMANDS = {
 }
 
 
-class Load:
-    """A store of a demand that is full, and its calls."""
+@dataclass(frozen=True)
+class Round:
+    """Adds and draws in the published proportion."""
 
-    def __init__(self, demand: Demand, smaller: int, backend: Backend) -> None:
-        self.demand, self.backend = demand, backend
+    play: Callable[[], None]
+    num_adds: int
+    added: float
+    """Items."""
+    drawn: int
+    published_seconds: float
+    """In which as much is added and drawn by the published rates."""
+
+
+class Load:
+    """A store of a demand that is full, and its calls.
+
+    Args:
+        num_envs: add a step each; fewer where that many would not have eight items each.
+        batch: items a draw; fewer where there are not as many, or where they are too large.
+    """
+
+    def __init__(self, demand: Demand, smaller: int, backend: Backend, num_envs: int, batch: int) -> None:
+        self.demand, self.backend, self.smaller = demand, backend, smaller
         steps, device = demand.steps, backend.device
         kept = max(64, demand.kept // smaller)
-        self.num_envs = min(MOST_ENVS, kept // 8)
+        self.num_envs = min(num_envs, kept // 8)
         shape = (84, 84) if demand.is_frames else (demand.num_bytes // steps,)
         self.stack = STACK if demand.is_frames and steps == 1 else 1
         items_of_env = -(-kept // self.num_envs)
@@ -123,14 +144,17 @@ class Load:
         for _ in range(slots + 1):
             self.add()
             self.store.count_window()
-        most = max(1, MOST_BATCH_BYTES // smaller // self.bytes_moved)
-        self.batch = min(MOST_BATCH, most, self.table.num_drawable)
+        self.draw_by(batch)
+
+    def draw_by(self, number: int) -> None:
+        """From here on a draw is of so many items, or of as many as there may be."""
+        most = max(1, MOST_BATCH_BYTES // self.smaller // self.bytes_moved)
+        self.batch, self.num_draws = min(number, most, self.table.num_drawable), 0
         draw, batch = self.table.prepare_draw(self.batch)
         self.draws: list[Callable[[], None]] = [draw]
-        if demand.needs == "priorities":
-            new = [torch.rand(self.batch, device=device) + 0.1 for _ in range(NUM_PRIORITIES)]
+        if self.demand.needs == "priorities":
+            new = [torch.rand(self.batch, device=self.backend.device) + 0.1 for _ in range(NUM_PRIORITIES)]
             self.draws = [all_of([draw, self.table.prepare_update(batch.index, one)]) for one in new]
-        self.num_draws = 0
 
     @property
     def bytes_moved(self) -> int:
@@ -153,22 +177,14 @@ class Load:
             calls += [self.add, *[self.draw] * num_draws]
         return calls, num_adds
 
-    def sustain(self, seconds: float) -> tuple[float, float]:
-        """Items added and drawn a second, over so many seconds or more."""
+    def round(self) -> Round:
         calls, num_adds = self.schedule()
         once = all_of(calls)
         once()
-        replay = captured(self.backend, once) if self.backend.name == "cuda" else once
-        self.backend.synchronize()
-        start, num_rounds = time.perf_counter(), 0
-        while (taken := time.perf_counter() - start) < seconds:
-            replay()
-            for _ in range(num_adds):
-                self.store.count_window()
-            self.backend.synchronize()
-            num_rounds += 1
-        added = num_rounds * num_adds * self.num_envs * NUM_STEPS / self.demand.steps
-        return added / taken, num_rounds * (len(calls) - num_adds) * self.batch / taken
+        play = captured(self.backend, once) if self.backend.name == "cuda" else once
+        added = num_adds * self.num_envs * NUM_STEPS / self.demand.steps
+        drawn = (len(calls) - num_adds) * self.batch
+        return Round(play, num_adds, added, drawn, min(added / self.demand.added, drawn / self.demand.drawn))
 
     def measure(self, seconds: float, rounds: int, repeats: int, copied: float) -> dict[str, Any]:
         """Items a second that are held, what each call takes alone, and what limits them.
@@ -177,7 +193,9 @@ class Load:
             copied: bytes a second that a copy on this device reads and writes.
         """
         demand, timed = self.demand, time_graph if self.backend.name == "cuda" else time_calls
-        added, drawn = self.sustain(seconds)
+        once = self.round()
+        [rounds_a_second] = sustain([self], [once], seconds)
+        added, drawn = rounds_a_second * once.added, rounds_a_second * once.drawn
         add, draw = (median(timed(self.backend, call, rounds, repeats)) for call in (self.add, self.draw))
         parts = {
             "adding": added * demand.steps / (self.num_envs * NUM_STEPS) * add,
@@ -196,7 +214,7 @@ class Load:
             "seconds": seconds,
             "added": round(added, 1),
             "drawn": round(drawn, 1),
-            "multiple": round(min(added / demand.added, drawn / demand.drawn), 1),
+            "multiple": round(rounds_a_second * once.published_seconds, 1),
             "add_us": round(add, 3),
             "draw_us": round(draw, 3),
             "limited_by": limit,
@@ -204,6 +222,47 @@ class Load:
             "memory_share": round(moved, 3),
             "resource": MEMORY if moved > 0.5 else LATENCY,
         }
+
+
+def sustain(loads: Sequence[Load], rounds: Sequence[Round], seconds: float) -> list[float]:
+    """Rounds a second of each over so many seconds or more, one at least; whose rates were served least is next."""
+    backend, done = loads[0].backend, [0] * len(loads)
+    backend.synchronize()
+    start = time.perf_counter()
+    while (taken := time.perf_counter() - start) < seconds or 0 in done:
+        least = min(range(len(loads)), key=lambda i: done[i] * rounds[i].published_seconds)
+        rounds[least].play()
+        for _ in range(rounds[least].num_adds):
+            loads[least].store.count_window()
+        backend.synchronize()
+        done[least] += 1
+    return [number / taken for number in done]
+
+
+def best_of(demand: Demand, smaller: int, backend: Backend, seconds: float) -> tuple[dict[str, float], tuple[int, int]]:
+    """Multiples by numbers of envs and batches, as `"64 envs, 512 a draw"`, held for so many seconds each; and the two
+    of the highest."""
+    tried: dict[tuple[int, int], float] = {}
+    for num_envs in NUM_ENVS:
+        load = Load(demand, smaller, backend, num_envs, BATCHES[0])
+        for batch in BATCHES:
+            load.draw_by(batch)
+            if (load.num_envs, load.batch) not in tried:
+                once = load.round()
+                [rounds_a_second] = sustain([load], [once], seconds)
+                tried[load.num_envs, load.batch] = rounds_a_second * once.published_seconds
+        del load  # before the next one is made
+    named = {f"{envs} envs, {batch} a draw": round(one, 1) for (envs, batch), one in tried.items()}
+    return named, max(tried, key=tried.__getitem__)
+
+
+def all_at_once(bests: Mapping[str, tuple[int, int]], smaller: int, backend: Backend, seconds: float) -> dict[str, Any]:
+    """All rows' stores on one device, and the multiple of all published rates that they hold by turns."""
+    loads = [Load(DEMANDS[name], smaller, backend, *best) for name, best in bests.items()]
+    rounds = [load.round() for load in loads]
+    rates = sustain(loads, rounds, seconds)
+    multiple = min(rate * once.published_seconds for rate, once in zip(rates, rounds, strict=True))
+    return {"bytes": sum(load.num_bytes for load in loads), "seconds": seconds, "multiple": round(multiple, 1)}
 
 
 def copied_a_second(backend: Backend, num_bytes: int, repeats: int) -> float:
@@ -219,6 +278,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=DEMANDS, default=list(DEMANDS))
     parser.add_argument("--smaller", type=int, default=1, help="keep so many times fewer items")
     parser.add_argument("--seconds", type=float, default=3.0, help="for which the rates are held")
+    parser.add_argument("--search-seconds", type=float, default=0.2, help="for which each of the tried is held")
     parser.add_argument("--rounds", type=int, default=20, help="calls that are timed at once")
     parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
     parser.add_argument("--out", type=Path)
@@ -226,16 +286,19 @@ def main() -> None:
     for name in ("smaller", "rounds", "repeats"):
         if getattr(given, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(given, name)}")
-    if not 0 < given.seconds < math.inf:
-        parser.error(f"--seconds must be above 0, got {given.seconds}")
+    for name in ("seconds", "search_seconds"):
+        if not 0 < getattr(given, name) < math.inf:
+            parser.error(f"--{name.replace('_', '-')} must be above 0, got {getattr(given, name)}")
     backend, results = choose_backend(device=given.device), {}
     copied = copied_a_second(backend, max(1 << 20, (4 << 30) // given.smaller), given.repeats)
+    bests: dict[str, tuple[int, int]] = {}
     for name in given.rows:
-        load = Load(DEMANDS[name], given.smaller, backend)
-        results[name] = load.measure(given.seconds, given.rounds, given.repeats, copied)
+        tried, bests[name] = best_of(DEMANDS[name], given.smaller, backend, given.search_seconds)
+        load = Load(DEMANDS[name], given.smaller, backend, *bests[name])
+        results[name] = load.measure(given.seconds, given.rounds, given.repeats, copied) | {"tried": tried}
         del load
-    together = sum(one["store_bytes"] for one in results.values())
-    found = {"rows": results, "bytes_together": together, "copied_GB_a_second": round(copied / 1e9, 1)}
+    together = all_at_once(bests, given.smaller, backend, given.seconds)
+    found = {"rows": results, "together": together, "copied_GB_a_second": round(copied / 1e9, 1)}
     write_report(f"replay_demand_{backend.name}", backend, found, given.out)
 
 

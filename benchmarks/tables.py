@@ -393,21 +393,25 @@ def demand() -> str:
             one["needs"] or "nothing",
             f"{one['published']['added']:,} and {one['published']['drawn']:,}",
             f"{one['store_bytes'] / 1e9:.1f}",
+            f"{one['num_envs']:,} and {one['batch']:,}",
             f"{one['multiple']:,.0f}",
             f"{one['limited_by']}, {100 * one['share_of_it']:.0f} %",
             f"{one['resource']}, {100 * one['memory_share']:.0f} %",
         )
         for name, one in report["results"]["rows"].items()
     ]
-    names = ("algorithm, env", "needs", "added and drawn a second", "GB", "times that sustained", "most time", "limit")
+    names = ("algorithm, env", "needs", "added and drawn a second", "GB", "envs that add and items a draw")
+    names += ("times that sustained", "most time", "limit")
     seconds = {one["seconds"] for one in report["results"]["rows"].values()}
-    together = (
-        f"Each rate was held for {max(seconds):g} seconds. A limit is memory where the bytes read and written are more "
+    together = report["results"]["together"]
+    text = (
+        f"Each rate was held for {max(seconds):g} seconds, by those numbers of envs and items, of all that were tried "
+        "(the JSON has the others), that sustain most. A limit is memory where the bytes read and written are more "
         f"than half of what a copy moves, {report['results']['copied_GB_a_second']:,.0f} GB a second; else it is how "
-        "long small calls take one after another, and larger batches would raise it. Together the stores take "
-        f"{report['results']['bytes_together'] / 1e9:.0f} GB."
+        f"long small calls take one after another. All the stores at once, {together['bytes'] / 1e9:.0f} GB on one "
+        f"device, sustain {together['multiple']:,.0f} times all of these rates together."
     )
-    return f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}\n\n{together}"
+    return f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}\n\n{text}"
 
 
 def tiers() -> str:
