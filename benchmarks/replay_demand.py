@@ -18,6 +18,7 @@ time, and whether the bytes that the calls read and write are most of what a cop
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -244,16 +245,22 @@ def best_of(demand: Demand, smaller: int, backend: Backend, seconds: float) -> t
     of the highest."""
     tried: dict[tuple[int, int], float] = {}
     for num_envs in NUM_ENVS:
-        load = Load(demand, smaller, backend, num_envs, BATCHES[0])
-        for batch in BATCHES:
-            load.draw_by(batch)
-            if (load.num_envs, load.batch) not in tried:
-                once = load.round()
-                [rounds_a_second] = sustain([load], [once], seconds)
-                tried[load.num_envs, load.batch] = rounds_a_second * once.published_seconds
-        del load  # before the next one is made
+        tried |= by_batches(Load(demand, smaller, backend, num_envs, BATCHES[0]), seconds)
+        free_memory()  # of this store, before the next one is made
     named = {f"{envs} envs, {batch} a draw": round(one, 1) for (envs, batch), one in tried.items()}
     return named, max(tried, key=tried.__getitem__)
+
+
+def by_batches(load: Load, seconds: float) -> dict[tuple[int, int], float]:
+    """Number of envs and batch -> multiple."""
+    tried: dict[tuple[int, int], float] = {}
+    for batch in BATCHES:
+        load.draw_by(batch)
+        if (load.num_envs, load.batch) not in tried:
+            once = load.round()
+            [rounds_a_second] = sustain([load], [once], seconds)
+            tried[load.num_envs, load.batch] = rounds_a_second * once.published_seconds
+    return tried
 
 
 def all_at_once(bests: Mapping[str, tuple[int, int]], smaller: int, backend: Backend, seconds: float) -> dict[str, Any]:
@@ -263,6 +270,13 @@ def all_at_once(bests: Mapping[str, tuple[int, int]], smaller: int, backend: Bac
     rates = sustain(loads, rounds, seconds)
     multiple = min(rate * once.published_seconds for rate, once in zip(rates, rounds, strict=True))
     return {"bytes": sum(load.num_bytes for load in loads), "seconds": seconds, "multiple": round(multiple, 1)}
+
+
+def free_memory() -> None:
+    """Of what only cycles hold on to, and of torch's own cache."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def copied_a_second(backend: Backend, num_bytes: int, repeats: int) -> float:
@@ -297,6 +311,7 @@ def main() -> None:
         load = Load(DEMANDS[name], given.smaller, backend, *bests[name])
         results[name] = load.measure(given.seconds, given.rounds, given.repeats, copied) | {"tried": tried}
         del load
+        free_memory()
     together = all_at_once(bests, given.smaller, backend, given.seconds)
     found = {"rows": results, "together": together, "copied_GB_a_second": round(copied / 1e9, 1)}
     write_report(f"replay_demand_{backend.name}", backend, found, given.out)
