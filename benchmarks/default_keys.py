@@ -31,7 +31,6 @@ BOTH = {
     "gae_lambda": ("0.8", "1.0"),
     "entropy_coeff": ("0.0", "0.03"),
     "vf_loss_coeff": ("1.0",),
-    "max_grad_norm": ("10.0",),
     "normalize_advantage": ("false",),
     "normalize_return": ("false",),
     "normalize_reward": ("true",),
@@ -41,7 +40,7 @@ BOTH = {
     "model.fc_dims": ("[256,256]",),
 }
 ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
-    "A2C": {**BOTH, "min_advantage_std": ("0.0",)},
+    "A2C": {**BOTH, "max_grad_norm": ("0.5",), "min_advantage_std": ("0.0", "0.3")},
     "PPO": {
         **BOTH,
         "num_epochs": ("1", "10"),
@@ -49,6 +48,7 @@ ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
         "clip_value": ("false",),
         "huber_delta": ("10.0",),
         "target_kl": ("0.02",),
+        "max_grad_norm": ("10.0",),
         "min_advantage_std": ("0.3",),
     },
     "MAPPO": {

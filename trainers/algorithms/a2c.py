@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.settings.config import ActorCriticConfig
-from warpdrive.config import Between, Number
+from warpdrive.config import Between, Number, Positive
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     import torch
@@ -43,7 +43,9 @@ class A2CConfig(ActorCriticConfig):
     normalize_advantage: bool = True
     """Whether advantages are brought to mean 0 and standard deviation 1, or to less by min_advantage_std, in each
     minibatch."""
-    min_advantage_std: Annotated[float, Between(0, 100)] = 0.3
+    max_grad_norm: Positive = 10.0
+    """How long the gradient of all the policy's parameters together may be."""
+    min_advantage_std: Annotated[float, Between(0, 100)] = 0.5
     """The part of the returns' standard deviation that advantages are divided by at least, of normalize_return. 0:
     by their own, however small."""
 

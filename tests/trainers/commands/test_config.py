@@ -60,7 +60,7 @@ def test_several_configs_are_checked_at_once(tmp_path, capsys):
          "policy.agent.model.log_std_init: expected a number from -20 to 5, got 500"),
         ("tag_gridworld_ppo.yaml", "policy.tagger.min_advantage_std=1e30",
          "policy.tagger.min_advantage_std: expected a number from 0 to 100, got 1e+30"),
-        ("tag.yaml", "policy.tagger.min_advantage_std=0.5",
+        ("tag.yaml", "policy.tagger.min_advantage_std=0.2",
          "policy.tagger.min_advantage_std: is a part of the deviation that normalize_return keeps. Leave one of them "
          "out."),
         ("tag_continuous_ppo.yaml", "policy.tagger.model.squash_actions=true",

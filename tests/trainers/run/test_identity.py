@@ -114,7 +114,7 @@ def test_a_run_of_before_there_was_a_key_is_told_what_it_learned_by_then(run):
     assert not changes_since(progress, config, identity, run, allow=False).lines()
     del progress["config"]["policy"]["shared"]["min_advantage_std"]
     told = changes_since(progress, config, identity, run, allow=False).lines()
-    assert told == ["policy.shared.min_advantage_std was 0.0, is 0.3"]
+    assert told == ["policy.shared.min_advantage_std was 0.0, is 0.5"]
 
 
 def test_another_number_of_torchs_threads_on_a_cpu_is_told_and_kept(run, capsys):

@@ -74,7 +74,7 @@ def test_what_is_collected_and_learned_from_at_once_follows_from_the_envs(
     assert policy.lr.points == ((0, 2e-3), (300_000, last_lr))
     assert policy.num_epochs == {"A2C": 1, "PPO": 4, "MAPPO": 10}[algorithm]
     assert policy.normalize_return and policy.normalize_advantage
-    assert policy.max_grad_norm == (10.0 if algorithm == "MAPPO" else 0.5)
+    assert policy.max_grad_norm == (0.5 if algorithm == "PPO" else 10.0)
     assert policy.model.fc_dims == (64, 64) and not policy.model.shared_trunk
 
 
