@@ -40,10 +40,8 @@ constexpr int LAST_AT = TILES2 > 0 ? HIDDEN2_AT : HIDDEN1_AT;
 constexpr bool FETCHES_BEFORE_SUMS = FETCHES_AHEAD && ACCUMULATES;  // the next tile's samples come while sums are made
 constexpr int WARP_ROWS = 16 * ROW_TILES;
 
-// Whether samples of agents that are out of the game count for nothing.
-constexpr bool LEAVES_OUT = HAS_ACTIVE && !(CREDITS_TEAM && NUM_OUTPUTS == 0);
-
-static_assert(!CREDITS_TEAM || NUM_OUTPUTS == 0 || !HAS_VALUE, "actor and critic count samples alike");
+static_assert(
+    !CREDITS_TEAM || NUM_OUTPUTS == 0 || !HAS_VALUE || IS_EITHER, "actor and critic count samples alike");
 static_assert(HIDDEN1_AT == (BY_LAYERS ? 0 : FEATURE_TILES * 16), "columns of a record meet");
 static_assert(HIDDEN2_AT - HIDDEN1_AT == TILES1 * 16, "columns of a record meet");
 static_assert(DELTA1_AT - HIDDEN2_AT == TILES2 * 16, "columns of a record meet");
@@ -181,6 +179,7 @@ __device__ __forceinline__ void backward_by_group(
 
 //   shared              shared memory of the block
 //   block, num_blocks   which of how many work for this network
+//   is_critic           whose it is, if it IS_EITHER
 //   seen                what the network sees: [step, env, column, feature], or seen.py's  read
 //   order               [num_rows..] the samples of the minibatch, if it HAS_ORDER      read
 //   action              [step, env, column, head]  of a Box floats, as they were drawn  read
@@ -201,13 +200,16 @@ __device__ __forceinline__ void backward_by_group(
 //                       16 WARPS ROW_TILES                                              written
 //   figures             [warp of all blocks, NUM_FIGURES]  sums                         written
 __device__ __forceinline__ void learn(
-    char* shared, int block, int num_blocks, Seen seen, const int* order, const int* action,
+    char* shared, int block, int num_blocks, bool is_critic, Seen seen, const int* order, const int* action,
     const float* log_prob, const float* value, const float* advantage, const float* target, const bool* mask,
     const bool* active, const float* value_moments, const double* sums, const float* coefficients, const float* halted,
     const unsigned int* nothing, long long* first_loss, float share_of_value, long long first_row, int num_rows,
     const unsigned char* weights, const float* biases, const float* mean, const float* variance, float* gradient,
     unsigned char* records, float* figures)
 {
+    const Outputs outputs(is_critic);
+    // Whether samples of agents that are out of the game count for nothing.
+    const bool leaves_out = HAS_ACTIVE && !(CREDITS_TEAM && !outputs.has_policy);
     Network network = place_network(shared, (const Element*)weights, biases);
     Element* records_of_block = (Element*)network.free;
     const int lane = lane_index();
@@ -238,18 +240,18 @@ __device__ __forceinline__ void learn(
         if (index < 0) index = 0;
         const int env_step = index / GROUP_SIZE;  // number of the env's step
         const int agent = index % GROUP_SIZE;
-        if (LEAVES_OUT) sample.counts = sample.counts && active[(long long)env_step * ALL_AGENTS + FIRST_AGENT + agent];
+        if (leaves_out) sample.counts = sample.counts && active[(long long)env_step * ALL_AGENTS + FIRST_AGENT + agent];
         sample.action = (const Action*)action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
         sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
-        if (NUM_OUTPUTS > 0) {
+        if (outputs.has_policy) {
             if (TAKES_EARLY) {
                 for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
             }
             if (IS_PPO || MAX_LOG_RATIO > 0.0f) sample.old_log_prob = log_prob[index];
             sample.advantage = advantage[index];
         }
-        if (HAS_VALUE && IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
-        if (HAS_VALUE || OF_VALUES) sample.target = target[index];
+        if (outputs.has_value && IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
+        if (outputs.has_value || OF_VALUES) sample.target = target[index];
         return sample;
     };
     int next_index = sample_of(block);
@@ -262,7 +264,7 @@ __device__ __forceinline__ void learn(
         next_index = sample_of(tile + num_blocks);
 
         Sample sample = FETCHES_BEFORE_SUMS ? next_sample : read_sample(index);
-        sample.share = sample.counts ? (CREDITS_TEAM && NUM_OUTPUTS == 0 ? share_of_value : scale.share) : 0.0f;
+        sample.share = sample.counts ? (CREDITS_TEAM && !outputs.has_policy ? share_of_value : scale.share) : 0.0f;
         sample.advantage = (sample.advantage - scale.mean) / scale.deviation;
         sample.target = (sample.target - value_mean) / value_deviation;
         if constexpr (!WARPGROUPS && !FETCHES_BEFORE_SUMS) rows = given_rows(rows_of(index));
@@ -319,19 +321,19 @@ __device__ __forceinline__ void learn(
             const int next_step = next_index / GROUP_SIZE;
             if (!WARPGROUPS && !BY_LAYERS) fetch_row_ahead(seen, next_index);
             if (HAS_ORDER) {
-                if (NUM_OUTPUTS > 0) {
+                if (outputs.has_policy) {
                     const long long next_column = (long long)next_step * NUM_COLUMNS + FIRST_COLUMN;
                     fetch_ahead(action + (next_column + next_index % GROUP_SIZE) * NUM_HEADS);
                     fetch_ahead(log_prob + next_index);
                     fetch_ahead(advantage + next_index);
                 }
-                if (HAS_VALUE) {
+                if (outputs.has_value) {
                     if (CLIPS_VALUE) fetch_ahead(value + next_index);
                     fetch_ahead(target + next_index);
                 }
             }
         }
-        const float loss = differentiate(output, sample, turn, entropy_coeff, vf_loss_coeff, clip, figure);
+        const float loss = differentiate(outputs, output, sample, turn, entropy_coeff, vf_loss_coeff, clip, figure);
         if (sample.share != 0.0f && !isfinite(loss) && halted[0] == 0.0f) atomicMin(first_loss, (long long)index);
         __syncwarp();
         Pair delta_out[ROW_TILES][OUTPUT_TILES][4];

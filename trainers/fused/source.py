@@ -44,7 +44,8 @@ def compile_fused(
     lines = ['#include "warpgroup.cuh"', '#include "random.cuh"']
     if kernel == "learn":
         lines.append('#include "advantage.cuh"')
-    for number, part in enumerate(parts):
+    texts, text_of = _texts(parts)
+    for number, part in enumerate(texts):
         is_of_box = not part.head_sizes
         chosen = {f"BY_{name}": part.constants[name] for name in ("WARPGROUPS", "LAYERS")}
         chosen["OF_VALUES"] = part.constants["GIVES_VALUES"]
@@ -56,7 +57,7 @@ def compile_fused(
         lines += [part.seen.text(), '#include "layers/mlp.cuh"', f'#include "fused_{kernel}.cuh"', "}"]
         lines += [f"#undef {name}" for name in chosen]
     asked = parameters_of(kernel)
-    of_block = {"shared", "block", "num_blocks"}
+    of_block = {"shared", "block", "num_blocks", "is_critic"}
     parameters = [one for one in asked if one.name not in of_block | OWN[kernel]]
     for number, part in enumerate(parts):
         own = [one for one in asked if one.name in OWN[kernel] - {"seen"}]
@@ -66,21 +67,57 @@ def compile_fused(
     bounds = f"__launch_bounds__({WARPS * 32}, {blocks_at_once})"
     lines += [f'extern "C" __global__ void {bounds} {kernel}({", ".join(map(str, parameters))})', "{"]
     lines += ["    extern __shared__ char shared[];", "    const int block = blockIdx.x;"]
-    start = 0
+    start, calls = 0, []
     for number, part in enumerate(parts):
-        end = start + part.num_blocks
-        given = {"block": f"block - {start}", "num_blocks": part.num_blocks}
+        given = {"block": f"block - {start}", "num_blocks": str(part.num_blocks)}
+        given["is_critic"] = "true" if part.constants["NUM_OUTPUTS"] == 0 else "false"
         given |= {name: f"{name}_{number}" for name in OWN[kernel]}
-        arrays = ", ".join(f"{name}_{number}" for name in part.seen.parameters)
-        given["seen"] = f"network{number}::Seen{{{arrays}}}"
-        arguments = ", ".join(str(given.get(one.name, one.name)) for one in asked)
-        lines.append(f"    if (block >= {start} && block < {end}) network{number}::{kernel}({arguments});")
-        start = end
+        given |= {name: f"{name}_{number}" for name in part.seen.parameters}
+        calls.append((f"block >= {start} && block < {start + part.num_blocks}", given))
+        start += part.num_blocks
+    for number, part in enumerate(texts):
+        first, *others = [call for call, text in zip(calls, text_of, strict=True) if text == number]
+        condition, given = first
+        for is_other, of_other in others:  # one call, so that it is compiled once
+            condition = f"({condition}) || ({is_other})"
+            given = {name: f"({is_other} ? {of_other[name]} : {text})" for name, text in given.items()}
+        space, arrays = f"network{number}", ", ".join(given[name] for name in part.seen.parameters)
+        given["seen"] = f"{space}::Seen{{{arrays}}}"
+        arguments = ", ".join(given.get(one.name, one.name) for one in asked)
+        lines.append(f"    if ({condition}) {space}::{kernel}({arguments});")
     lines.append("}")
     functions = FunctionManager(
         data, "\n".join(lines), shared, backend=backend, include_folders=[KERNELS], name=f"<fused {kernel}>"
     )
     return functions, LaunchShape(start, (WARPS * 32, 1), max(part.shared_bytes for part in parts))
+
+
+def _texts(parts: Sequence[Part]) -> tuple[list[Part], list[int]]:
+    """What is compiled, and which of it each part runs: an actor and a critic of one size are compiled once."""
+    texts: list[Part] = []
+    text_of: list[int] = []
+    for part in parts:
+        alone = {**part.constants, "IS_EITHER": False}
+        for number, other in enumerate(texts):
+            if (both := _of_both(other, part)) is not None:
+                texts[number] = both
+                text_of.append(number)
+                break
+        else:
+            text_of.append(len(texts))
+            texts.append(replace(part, constants=alone))
+    return texts, text_of
+
+
+def _of_both(actor: Part, critic: Part) -> Part | None:
+    """Of networks that differ by nothing but what their outputs are; None if they do otherwise."""
+    if actor.constants["HAS_VALUE"] or not actor.constants["NUM_OUTPUTS"]:
+        return None
+    of_critic = {**actor.constants, "NUM_OUTPUTS": 0, "HAS_VALUE": True}
+    if critic.constants != {name: value for name, value in of_critic.items() if name != "IS_EITHER"}:
+        return None
+    is_same = actor.seen == critic.seen and actor.head_sizes == critic.head_sizes
+    return replace(actor, constants={**actor.constants, "IS_EITHER": True, "HAS_VALUE": True}) if is_same else None
 
 
 def parameters_of(kernel: str) -> tuple[Parameter, ...]:

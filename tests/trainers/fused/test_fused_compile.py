@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compile_only import CompileOnlyBackend
+from compile_only import CompileOnlyBackend, NoModule
 from fused_cases import GPUS
 from gymnasium import spaces
 
@@ -39,7 +39,7 @@ OF_GROUP = {
     "FIRST_COLUMN": 1, "HAS_MASK": True,
 }  # fmt: skip
 OWN = {
-    "act": {"GREEDY": False, "DRAWS": True},
+    "act": {"GREEDY": False},
     "learn": {
         "IS_PPO": True,
         "MAX_LOG_RATIO": 0.0,
@@ -76,8 +76,14 @@ REQUESTS = {
     "many numbers, wide": Request(30, (256, 256), (), num_numbers=17),
     "more layers and wider": Request(21, (300, 17, 40), (5,), critic_widths=(512,), activation="tanh"),
     "values of actions, of an image": Request(
-        400, (128,), (5,), network=CNN, seen=Seen((Source("image", torch.bool, 400, 1600, 400),)),
-        shapes_seen=((10, 10, 4),), norms_hidden=True, gives_values=True,
+        400,
+        (128,),
+        (5,),
+        network=CNN,
+        seen=Seen((Source("image", torch.bool, 400, 1600, 400),)),
+        shapes_seen=((10, 10, 4),),
+        norms_hidden=True,
+        gives_values=True,
     ),
     "LayerNorms": Request(21, (64, 32), (5,), critic_widths=(512,), norms_input=True),
 }
@@ -86,6 +92,11 @@ PLANNED = [("sm_89", "wide, many outputs")]  # as sm_86
 PLANNED += [(arch, name) for arch in ("sm_80", "sm_86", "sm_90a") for name in REQUESTS]
 PLANNED.remove(("sm_86", "several arrays and a central critic"))  # as sm_80
 PLANNED.remove(("sm_86", "values of actions, of an image"))
+
+
+class CompilesNothing(CompileOnlyBackend):
+    def compile(self, source):
+        return NoModule()
 
 
 def limits_of(arch: str) -> Limits:
@@ -142,6 +153,23 @@ def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
         last = len(parts_of(kernel, request, limits)[0]) - 1
         assert functions.signature(kernel).parameters[-1].name.endswith(f"_{last}")
     assert for_gpus.compiled == kernels
+
+
+@pytest.mark.parametrize("kernel", ["act", "learn", "products"])
+@pytest.mark.parametrize(
+    ("critic", "num_texts"),
+    [({"critic_widths": (256, 256)}, 1), ({"critic_widths": (256, 128)}, 2), ({"critic_seen": OF_ALL}, 2), ({}, 1)],
+    ids=["the same size", "another size", "of more", "none"],
+)
+def test_an_actor_and_a_critic_of_one_size_are_compiled_once(kernel, critic, num_texts):
+    """It takes half the compiler's time, and a default policy is one."""
+    if "critic_seen" in critic:
+        critic = {**critic, "critic_widths": (256, 256), "seen": OF_SEVERAL}
+    request = Request(29, (256, 256), (5,), **critic)
+    functions, _ = compile_it(kernel, request, limits_of("sm_90a"), CompilesNothing("nvrtc", "sm_90a"))
+    text = functions.source.text
+    assert text.count(f'#include "fused_{kernel}.cuh"') == num_texts
+    assert text.count(f"::{kernel}(") == num_texts  # what is called twice is compiled twice
 
 
 @pytest.mark.parametrize(("arch", "channels"), [("sm_86", 10), ("sm_90a", 4)])

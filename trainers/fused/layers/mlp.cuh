@@ -12,6 +12,8 @@
 //   NORMS_INPUT, NORM_EPS      whether a row of features is brought to mean 0 and deviation 1; added to its variance
 //   NUM_OUTPUTS                numbers of the action's distribution; 0 for a critic alone
 //   HAS_VALUE                  whether the last output is the value
+//   IS_EITHER                  whether this serves an actor and a critic of one size, a network each: one has the
+//                              distribution alone, the other the value alone
 //   OUTPUT_TILES               of the outputs
 //   IS_TANH                    the activation: tanh, or else the positive part
 //   NORMALISES, CLIP           whether features are brought to mean 0 and deviation 1; and clipped
@@ -31,10 +33,10 @@
 // a network needs that does not see one array of floats alone.
 // BY_LAYERS, too: the layers were computed before the launch (by_layers.cu), and their outputs stand for the weights.
 //
-// One launch may serve several networks: source.py includes this file once for each, in a namespace of its own,
+// One launch may serve several networks: source.py includes this file once for each size, in a namespace of its own,
 // after tensor_core.cuh and random.cuh.
 
-constexpr int NUM_ALL = NUM_OUTPUTS + (HAS_VALUE ? 1 : 0);
+constexpr int NUM_ALL = NUM_OUTPUTS + (HAS_VALUE && !IS_EITHER ? 1 : 0);
 constexpr int OUTPUT_BLOCKS = (NUM_ALL + 7) / 8;  // of 8, of which the forward pass computes no more than it must
 constexpr int KEPT2 = TILES2 > 0 ? TILES2 : 1;  // an array of none is no array
 constexpr int LAST_TILES = TILES2 > 0 ? TILES2 : TILES1;
@@ -47,6 +49,7 @@ constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= 2;
 // Tiles that a layer reads: those of thousands of features would take hours to compile.
 constexpr int MOST_UNROLLED = 16;
 
+static_assert(!IS_EITHER || NUM_OUTPUTS > 0 && HAS_VALUE, "there are an actor and a critic");
 static_assert(!NORMS_INPUT || FEATURES_IN_REGISTERS || BY_LAYERS, "a row has to be known as a whole");
 static_assert(16 * FEATURE_TILES > NUM_FEATURES, "no room for a column of ones");
 static_assert(16 * OUTPUT_TILES >= NUM_ALL, "no room for the outputs");
@@ -57,6 +60,19 @@ static_assert(NUM_BIASES == (TILES1 + TILES2 + OUTPUT_TILES) * 16, "a layer has 
 static_assert(STAGE_PITCH >= 16 * OUTPUT_TILES && STAGE_PITCH % 2 == 1, "rows of outputs meet");
 static_assert(STAGE_FLOATS >= ROW_TILES * 16 * STAGE_PITCH && STAGE_FLOATS % 4 == 0, "warps' outputs meet");
 static_assert(TILES1 % AT_ONCE1 == 0 && KEPT2 % AT_ONCE2 == 0, "tiles are left over");
+
+// What a network's outputs are.
+struct Outputs {
+    bool has_policy;
+    bool has_value;
+
+    __device__ __forceinline__ explicit Outputs(bool is_critic)
+        : has_policy(NUM_OUTPUTS > 0 && !(IS_EITHER && is_critic)), has_value(IS_EITHER ? is_critic : HAS_VALUE)
+    {
+    }
+    __device__ __forceinline__ int value_at() const { return has_policy ? NUM_OUTPUTS : 0; }
+    __device__ __forceinline__ int number() const { return value_at() + (has_value ? 1 : 0); }
+};
 
 // Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
 struct Network {

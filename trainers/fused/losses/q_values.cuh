@@ -9,9 +9,9 @@ static_assert(NUM_FIGURES >= 3, "`differentiate` has three figures");
 //   output   [NUM_ALL] in shared memory, then zeros up to whole tiles                    read, written
 //   turn     of SHARE lanes that share the sample: which this is
 //   figures  loss, value of the action, distance from its target                         added to
-// The coefficients are a policy gradient's. Returns the loss, in all lanes of the sample.
+// The rest is a policy gradient's. Returns the loss, in all lanes of the sample.
 __device__ __forceinline__ float differentiate(
-    float* output, const Sample& sample, int turn, float, float, float, float (&figures)[NUM_FIGURES])
+    Outputs, float* output, const Sample& sample, int turn, float, float, float, float (&figures)[NUM_FIGURES])
 {
     const int taken = sample.taken_by(0);
     const float value = output[taken];
