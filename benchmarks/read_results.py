@@ -36,6 +36,17 @@ def read(folder: Path, name: str, *keys: str) -> dict[str, Any] | None:
     return found
 
 
+def report_of(name: str) -> dict:
+    """What a benchmark wrote.
+
+    Raises:
+        ResultError: there is none, or it is damaged.
+    """
+    if (found := read(RESULTS, f"{name}.json", "results")) is None:
+        raise ResultError(f"{name}.json is not in {RESULTS}")
+    return found
+
+
 def read_report(folder: Path, name: str) -> dict[str, Any] | None:
     """What a benchmark wrote of ours on a GPU, likewise."""
     return read(folder, f"{name}_cuda.json", "command", "commit", "device", "results")

@@ -8,7 +8,8 @@ import sys
 
 import compare
 import numpy as np
-from read_results import RESULTS, ROOT, ResultError, made, read, read_peers, standard_errors, table
+import tables_of_replay
+from read_results import RESULTS, ROOT, ResultError, made, read, read_peers, report_of, standard_errors, table
 
 from trainers.report.statistics import interval, iqm
 
@@ -16,17 +17,6 @@ FP32_PER_S = 33.5e12
 """Float32 operations of an H200: 132 multiprocessors x 128 lanes x 1.98 GHz."""
 OPERATIONS_A_PAIR = 7
 """Of tag_continuous: two differences, two squares, a sum, a comparison and a mark."""
-
-
-def report_of(name: str) -> dict:
-    """What a benchmark wrote.
-
-    Raises:
-        ResultError: there is none, or it is damaged.
-    """
-    if (found := read(RESULTS, f"{name}.json", "results")) is None:
-        raise ResultError(f"{name}.json is not in {RESULTS}")
-    return found
 
 
 def comparison() -> str:
@@ -382,73 +372,10 @@ def survived() -> str:
     return f"On {report['device']} ({made(report)}):\n\n{table('', 'promise', 'figure', rows=rows)}"
 
 
-def demand() -> str:
-    """Published rates of replay, and what one device sustains of them; without figures until it was measured."""
-    report = read(RESULTS, "replay_demand_cuda.json", "results")
-    if report is None:
-        return "What a GPU sustains of them is not measured yet: `python benchmarks/replay_demand.py --device cuda`."
-    rows = [
-        (
-            name,
-            one["needs"] or "nothing",
-            f"{one['published']['added']:,} and {one['published']['drawn']:,}",
-            f"{one['store_bytes'] / 1e9:.1f}",
-            f"{one['num_envs']:,} and {one['batch']:,}",
-            f"{one['multiple']:,.0f}",
-            f"{one['limited_by']}, {100 * one['share_of_it']:.0f} %",
-            f"{one['resource']}, {100 * one['memory_share']:.0f} %",
-        )
-        for name, one in report["results"]["rows"].items()
-    ]
-    names = ("algorithm, env", "needs", "added and drawn a second", "GB", "envs that add and items a draw")
-    names += ("times that sustained", "most time", "limit")
-    seconds = {one["seconds"] for one in report["results"]["rows"].values()}
-    together = report["results"]["together"]
-    text = (
-        f"Each rate was held for {max(seconds):g} seconds, by those numbers of envs and items, of all that were tried "
-        "(the JSON has the others), that sustain most. A limit is memory where the bytes read and written are more "
-        f"than half of what a copy moves, {report['results']['copied_GB_a_second']:,.0f} GB a second; else it is how "
-        f"long small calls take one after another. All the stores at once, {together['bytes'] / 1e9:.0f} GB on one "
-        f"device, sustain {together['multiple']:,.0f} times all of these rates together."
-    )
-    return f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}\n\n{text}"
-
-
-def tiers() -> str:
-    """Updates from a store in tiers: read as fast as can be, and at a pace that files keep."""
-    found = []
-    for name in ("replay_tiers_cuda", "replay_tiers_paced_cuda"):
-        report, rows = report_of(name), []
-        for kind, one in report["results"].items():
-            stalled = f"{100 * one['stalled']:.1f} %" if "stalled" in one else "-"
-            files = f"{one['MB_a_second_from_files'] / 1e3:.1f} GB/s" if kind == "file" else "-"
-            is_same = "yes" if one["same_losses"] else "no"
-            rows.append((kind, f"{one['us_an_update'] / 1e3:.1f} ms", stalled, files, is_same))
-        names = ("kept in", "an update takes", "waited for", "read from files", "the same losses, bit for bit")
-        found.append(f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}")
-    return "\n\n".join(found)
-
-
-def buffer_size() -> str:
-    """Scores of DQN over the number of transitions kept."""
-    report = report_of("buffer_size_cpu")
-    envs, rows = report["results"]["envs"], []
-    for env, sizes in envs.items():
-        for size, one in sizes.items():
-            cells = [f"{one[name]['iqm']:.1f}" for name in ("score", "mean_while_training")]
-            each_of = ", ".join(f"{run['score']:.1f}" for run in one["runs"])
-            rows.append((env, f"{int(size):,}", *cells, each_of))
-    names = ("env", "kept", "greedy return at the end", "mean return while training", "at the end, by seed")
-    return (
-        f"DQN, {report['results']['env_steps']:,} env steps, all else alike ({made(report)}):\n\n"
-        f"{table(*names, rows=rows)}"
-    )
-
-
 WRITTEN = (
-    ("docs/replay.md", "demand", demand),
-    ("docs/replay.md", "tiers", tiers),
-    ("docs/replay.md", "buffer sizes", buffer_size),
+    ("docs/replay.md", "demand", tables_of_replay.demand),
+    ("docs/replay.md", "tiers", tables_of_replay.tiers),
+    ("docs/replay.md", "buffer sizes", tables_of_replay.buffer_size),
     ("README.md", "results", comparison),
     ("docs/results.md", "results", results),
     ("docs/algorithms.md", "scores", scores),

@@ -1,13 +1,15 @@
 import json
 
 import pytest
+import read_results
 import tables
 
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """Writes a report into the folder that tables are made of, which has no other."""
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    for module in (tables, read_results):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
 
     def call(name: str, **results: object) -> None:
         report = {"benchmark": name, "device": "a GPU", "commit": "abc", "command": "c"}

@@ -1,0 +1,64 @@
+"""The tables of docs/replay.md; tables.py writes them."""
+
+from read_results import made, report_of, table
+
+
+def demand() -> str:
+    """Published rates of replay, and what one device sustains of them."""
+    report = report_of("replay_demand_cuda")
+    rows = [
+        (
+            name,
+            one["needs"] or "nothing",
+            f"{one['published']['added']:,} and {one['published']['drawn']:,}",
+            f"{one['store_bytes'] / 1e9:.1f}",
+            f"{one['num_envs']:,} and {one['batch']:,}",
+            f"{one['multiple']:,.0f}",
+            f"{one['limited_by']}, {100 * one['share_of_it']:.0f} %",
+            f"{one['resource']}, {100 * one['memory_share']:.0f} %",
+        )
+        for name, one in report["results"]["rows"].items()
+    ]
+    names = ("algorithm, env", "needs", "added and drawn a second", "GB", "envs that add and items a draw")
+    names += ("times that sustained", "most time", "limit")
+    seconds = {one["seconds"] for one in report["results"]["rows"].values()}
+    together = report["results"]["together"]
+    text = (
+        f"Each rate was held for {max(seconds):g} seconds, by those numbers of envs and items, of all that were tried "
+        "(the JSON has the others), that sustain most. A limit is memory where the bytes read and written are more "
+        f"than half of what a copy moves, {report['results']['copied_GB_a_second']:,.0f} GB a second; else it is how "
+        f"long small calls take one after another. All the stores at once, {together['bytes'] / 1e9:.0f} GB on one "
+        f"device, sustain {together['multiple']:,.0f} times all of these rates together."
+    )
+    return f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}\n\n{text}"
+
+
+def tiers() -> str:
+    """Updates from a store in tiers: read as fast as can be, and at a pace that files keep."""
+    found = []
+    for name in ("replay_tiers_cuda", "replay_tiers_paced_cuda"):
+        report, rows = report_of(name), []
+        for kind, one in report["results"].items():
+            stalled = f"{100 * one['stalled']:.1f} %" if "stalled" in one else "-"
+            files = f"{one['MB_a_second_from_files'] / 1e3:.1f} GB/s" if kind == "file" else "-"
+            is_same = "yes" if one["same_losses"] else "no"
+            rows.append((kind, f"{one['us_an_update'] / 1e3:.1f} ms", stalled, files, is_same))
+        names = ("kept in", "an update takes", "waited for", "read from files", "the same losses, bit for bit")
+        found.append(f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}")
+    return "\n\n".join(found)
+
+
+def buffer_size() -> str:
+    """Scores of DQN over the number of transitions kept."""
+    report = report_of("buffer_size_cpu")
+    envs, rows = report["results"]["envs"], []
+    for env, sizes in envs.items():
+        for size, one in sizes.items():
+            cells = [f"{one[name]['iqm']:.1f}" for name in ("score", "mean_while_training")]
+            each_of = ", ".join(f"{run['score']:.1f}" for run in one["runs"])
+            rows.append((env, f"{int(size):,}", *cells, each_of))
+    names = ("env", "kept", "greedy return at the end", "mean return while training", "at the end, by seed")
+    return (
+        f"DQN, {report['results']['env_steps']:,} env steps, all else alike ({made(report)}):\n\n"
+        f"{table(*names, rows=rows)}"
+    )
