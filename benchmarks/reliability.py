@@ -273,13 +273,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.only and not arguments.out:
         parser.error("--only leaves the others out. Say where the rest may go: --out FOLDER.")
-    torch.set_num_threads(1)
-    expect_signals()
     results = {}
     calls = {"kills": kills, "replay_kills": replay_kills, "tier_kills": tier_kills, "stops": stops, "locks": locks}
     calls |= {"corruptions": corruptions, "disk_full": disk_full, "nans": nans, "resumes": resumes}
     calls |= {"far_steps": far_steps, "folders": foreign_folders, "kernels": forged_kernels, "ranks": ranks}
-    for name, call in {**calls, **{name: partial(run_tests, files) for name, files in TESTS.items()}}.items():
+    calls |= {name: partial(run_tests, files) for name, files in TESTS.items()}
+    if unknown := [name for name in arguments.only or () if name not in calls]:
+        parser.error(f"--only: {', '.join(unknown)} is none of {', '.join(calls)}")
+    torch.set_num_threads(1)
+    expect_signals()
+    for name, call in calls.items():
         if arguments.only and name not in arguments.only:
             continue
         started = time.perf_counter()

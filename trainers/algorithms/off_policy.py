@@ -101,6 +101,16 @@ class OffPolicyConfig(PolicyConfig):
             return range(0)
         return range(self.updates_by(begun) + 1, self.updates_by(ended) + 1)
 
+    @property
+    def steps_needed(self) -> int:
+        """Of an env, until something can be drawn."""
+        window = self.window()
+        return -(-window.behind // window.period) * window.period + window.ahead
+
+    def learning_soon(self) -> OffPolicyConfig:
+        """Which begins to learn as soon as a batch may have come in."""
+        return dataclasses.replace(self, learning_starts=min(self.learning_starts, self.batch_size))
+
     def of_rank(self, num_ranks: int) -> OffPolicyConfig:
         sizes = {"buffer_size": -(-self.buffer_size // num_ranks), "batch_size": self.batch_size // num_ranks}
         return dataclasses.replace(self, **sizes)
@@ -280,8 +290,7 @@ class OffPolicy(Algorithm):
 
     @classmethod
     def why_idle(cls, config: OffPolicyConfig, num_env_steps: int, num_envs: int) -> str | None:
-        window, steps = config.window(), num_env_steps // num_envs
-        needed = -(-window.behind // window.period) * window.period + window.ahead
+        steps, needed = num_env_steps // num_envs, config.steps_needed
         if steps < needed:
             keys = ", ".join(f"{key} {getattr(config, key)}" for key in config.window_keys)
             told = f"what it learns from ({keys}) takes {needed:,} steps of an env, and this run has {steps:,} of each."

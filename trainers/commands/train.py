@@ -195,7 +195,8 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     num_samples = config.trainer.train_batch_size * env.num_agents
     with tempfile.TemporaryDirectory(prefix="warpdrive-dry-run-") as folder:
         saving = dataclasses.replace(config.saving, basedir=folder)
-        trainer = Trainer(dataclasses.replace(config, saving=saving), "dry-run")
+        soon = {name: getattr(one, "learning_soon", lambda one=one: one)() for name, one in config.policy.items()}
+        trainer = Trainer(dataclasses.replace(config, saving=saving, policy=soon), "dry-run")
         for _ in range(2):
             trainer.env.step()
         trainer.rollout.begin()
@@ -211,11 +212,19 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
 
 
 def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
-    """What replay stores take, and when they are full; makes another iteration to tell how long one takes."""
+    """What replay stores take, and when they are full; makes some iterations to tell how long one takes that learns."""
+    from trainers.algorithms.off_policy import OffPolicyConfig
     from trainers.run.estimate import printed_size
 
     if not trainer.stores:
         return
+    settings = trainer.config.trainer
+    for one in trainer.config.policy.values():
+        if isinstance(one, OffPolicyConfig):
+            steps = max(one.steps_needed, -(-one.batch_size // settings.num_envs))
+            while trainer.iteration * settings.num_steps < steps + settings.num_steps:  # the first update prepares some
+                trainer.iterate()
+    trainer.guard.raise_if_halted(trainer.iteration)
     started = time.perf_counter()
     trainer.iterate()
     trainer.guard.raise_if_halted(trainer.iteration)
@@ -224,7 +233,7 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
         others = sum(one.nbytes for name, one in store.state().items() if name not in store.tensors)
         number = math.ceil(store.num_slots / trainer.config.trainer.num_steps)
         sizes = f"{printed_size(store.num_bytes)} of steps and {printed_size(others)} besides"
-        full = f"full after {number:,} iterations, about {number * seconds:,.0f} s as the second went"
+        full = f"full after {number:,} iterations, about {number * seconds:,.0f} s as the last one went"
         yield f"{name}: {sizes} on {trainer.env.device}; {full}"
         division = None if store.tiered is None else store.tiered.division
         for where, num_bytes, first in () if division is None else division.plan():

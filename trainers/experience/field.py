@@ -56,6 +56,10 @@ class Field:
         for axis, size in enumerate(self.shape):
             whole(f"field '{self.name}': shape[{axis}]", size, 0)
         whole(f"field '{self.name}': extra", self.extra, 0, 1)
+        for name, known in (("axis", ("env", "agent")), ("of", ("step", "truncation"))):
+            if getattr(self, name) not in known:
+                told = f"field '{self.name}': {name} is {in_a_line(getattr(self, name))}"
+                raise ConfigError(f"{told}. Take {' or '.join(map(repr, known))}.")
 
     def size(self, num_steps: int, max_truncations: int, num_envs: int, num_agents: int) -> tuple[int, ...]:
         """Its shape as a whole."""

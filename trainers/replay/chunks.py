@@ -33,6 +33,7 @@ from trainers.replay.listing import (
     Listing,
     Part,
     cut_at_chunks,
+    difference_of,
     first_step,
     gaps_of,
     listing_to_json,
@@ -191,7 +192,10 @@ class Chunks:
             may_differ = () if cut is None else ("num_envs",)
             if differing := [key for key in now if was.get(key) != now[key] and key not in may_differ]:
                 key = differing[0]
-                told = f"{name}'s {key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
+                told = f"{key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
+                if key == "fields":
+                    told = difference_of(was.get(key), now[key])
+                told = f"{name}'s {told}"
                 raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
             if listing.gaps and _files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,6 +19,9 @@ from trainers.experience.field import in_a_line, whole
 from trainers.replay.storage import check_room
 from trainers.run.free_memory import free_bytes
 from warpdrive.errors import ConfigError
+
+MOST_STATES = 10_000
+"""That are looked at for one in which neither side may go on."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,9 @@ class RateLimiter:
     min_size: int = 1
     min_diff: float = -math.inf
     max_diff: float = math.inf
+    widens: bool = False
+    """Whether the bounds go apart, evenly, until what comes in at once fits between them, and as many draws as that
+    asks for."""
 
     @property
     def compares(self) -> bool:
@@ -43,24 +50,39 @@ class RateLimiter:
         _check_ratio(self.samples_per_insert)
         whole("min_size", self.min_size, 1)
         for name, bound in (("min_diff", self.min_diff), ("max_diff", self.max_diff)):
-            if not isinstance(bound, numbers.Real):
+            if not isinstance(bound, numbers.Real) or math.isnan(bound):
                 raise ConfigError(f"{name}: {in_a_line(bound)} is no bound. Take a number.")
         if not self.min_diff <= self.max_diff:
             raise ConfigError(f"min_diff {self.min_diff} is above max_diff {self.max_diff}. Exchange them.")
 
-    def check(self, name: str, most: int, at_once: int) -> None:
-        """Raises ConfigError where it would let nothing be drawn, or nothing come in, ever.
+    def fitted(self, at_once: int) -> RateLimiter:
+        """For a table into which so many items come together: wider, if it `widens`."""
+        missing = self.missing_room(at_once, max(1, int(at_once * self.samples_per_insert)))
+        if not self.widens or missing <= 0:
+            return self
+        return replace(self, min_diff=self.min_diff - missing, max_diff=self.max_diff + missing)
+
+    def missing_room(self, at_once: int, drawn: int) -> float:
+        """How far both bounds would have to go apart for so many that come in and are drawn at once; 0 or less: not."""
+        first = math.ceil(self.min_size / at_once) * at_once  # items once draws begin
+        first_diff = first * self.samples_per_insert if first > self.min_size else -math.inf
+        needed = at_once * self.samples_per_insert + drawn
+        return max((needed - (self.max_diff - self.min_diff)) / 2, first_diff - self.max_diff)
+
+    def check(self, name: str, most: int, at_once: int, drawn: int = 1) -> None:
+        """Raises ConfigError where it would let nothing be drawn, or nothing come in, at some time and for ever.
 
         Args:
             most: items that a table ever has.
             at_once: that come in together.
+            drawn: that are drawn together.
         """
         if self.min_size > most:
             raise ConfigError(
                 f"{name}: draws begin with {self.min_size:,} items (min_size), and the store never has more than "
                 f"{most:,}. Lower it, or raise the capacity."
             )
-        if self.compares and (problem := Counter(self).problem_of(at_once, 0)) is not None:
+        if (problem := Counter(self).problem_of(at_once, drawn)) is not None:
             raise ConfigError(f"{name}: {problem}")
 
 
@@ -81,13 +103,13 @@ def SampleToInsertRatio(
 
     Args:
         error_buffer: how far off the difference may be from what it is with `min_size` items, undrawn; a pair: its
-            bounds themselves. None: the least that lets both sides go on, with room for batches to be told by
-            `problem_of`.
+            bounds themselves. None: as far as a table's windows need, and draws of as many items as a window asks for.
     Raises:
         ConfigError: with so small a buffer neither side could go on.
     """
     _check_ratio(samples_per_insert)
     whole("min_size", min_size, 1)
+    widens = error_buffer is None
     if error_buffer is None:
         error_buffer = 2.0 * max(1.0, samples_per_insert)
     is_pair = isinstance(error_buffer, tuple) and len(error_buffer) == 2
@@ -101,7 +123,7 @@ def SampleToInsertRatio(
             )
         offset = samples_per_insert * min_size
         error_buffer = offset - error_buffer, offset + error_buffer
-    return RateLimiter(samples_per_insert, min_size, *error_buffer)
+    return RateLimiter(samples_per_insert, min_size, *error_buffer, widens)
 
 
 def Queue(size: int) -> RateLimiter:
@@ -148,17 +170,42 @@ class Counter:
         self.num_sampled += number
 
     def problem_of(self, num_inserted: int, num_sampled: int) -> str | None:
-        """Why so many at once would leave both sides waiting for each other; None if they would not."""
+        """Why so many at once would leave both sides waiting for each other, from an empty table on; None if they would
+        not."""
         limiter = self.limiter
-        room = limiter.max_diff - limiter.min_diff
-        needed = num_inserted * limiter.samples_per_insert + num_sampled
-        if room >= needed:
+        if (stuck := self._stuck(num_inserted, num_sampled)) is None:
             return None
+        missing = limiter.missing_room(num_inserted, num_sampled)
+        room = limiter.max_diff - limiter.min_diff
+        came_in, drawn = stuck
         return (
-            f"{num_inserted:,} items that come in at once, and {num_sampled:,} that are drawn at once, take "
-            f"{needed:g} of room between the limiter's bounds, which leave {room:g}. Raise the error_buffer to "
-            f"{math.ceil(needed / 2):,}, or a queue's size to {math.ceil(needed):,}."
+            f"{num_inserted:,} items that come in at once, and {num_sampled:,} that are drawn at once, wait for each "
+            f"other once {came_in:,} came in and {drawn:,} were drawn: the limiter's bounds are {room:g} apart. Raise "
+            f"the error_buffer to {math.ceil(room / 2 + missing):,}, or a queue's size to "
+            f"{math.ceil(room + 2 * missing):,}."
         )
+
+    def _stuck(self, number: int, batch: int) -> tuple[int, int] | None:
+        """Items that came in and were drawn where neither side may go on, the first there is; None if there is none."""
+        limiter = self.limiter
+        if not limiter.compares or limiter.missing_room(number, batch) <= 0:
+            return None
+        seen: set[tuple[int, float]] = set()
+        ahead = deque([(0, 0)])
+        while ahead and len(seen) < MOST_STATES:
+            came_in, drawn = ahead.popleft()
+            now, size = Counter(limiter, came_in, drawn), came_in  # no table is smaller once it was of min_size
+            after = [(came_in + number, drawn)] if now.may_insert(number, size) else []
+            after += [(came_in, drawn + batch)] if now.may_sample(batch, size) else []
+            if not after:
+                return came_in, drawn
+            for state in after:
+                difference = round(state[0] * limiter.samples_per_insert - state[1], 6)
+                where = min(state[0], limiter.min_size), difference
+                if where not in seen:
+                    seen.add(where)
+                    ahead.append(state)
+        return None
 
 
 class Staleness:

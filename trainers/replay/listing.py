@@ -152,3 +152,18 @@ def listed_in(folder: Path) -> set[str] | None:
         except CheckpointError:
             return None
     return listed
+
+
+def difference_of(was: object, now: Sequence[Mapping[str, Any]]) -> str:
+    """Of a file's description of fields, whatever it holds, and the store's, the first in which they differ."""
+    listed = was if isinstance(was, list) else []
+    saved = {str(one["name"]): one for one in listed if isinstance(one, dict) and "name" in one}
+    ours = {one["name"]: one for one in now}
+    for name in [*ours, *saved]:
+        if name not in saved or name not in ours:
+            was_kept, is_kept = (" not" if name not in fields else "" for fields in (saved, ours))
+            return f"field '{name}' was{was_kept} kept in the run that was saved, and is{is_kept}"
+        for key, one in ours[name].items():
+            if saved[name].get(key) != one:
+                return f"field '{name}' had {key} {saved[name].get(key)} in the run that was saved, and has {one}"
+    return f"fields were in the order {', '.join(saved)} in the run that was saved, and are {', '.join(ours)}"

@@ -74,6 +74,10 @@ class Selector:
         agree = [] if self.one_tree is None else [self.one_tree.agree_on_maximum]
         return [] if self.tree is None else [*agree, self.tree.follow]
 
+    def described(self) -> str:
+        """What a table's tensors are of."""
+        return type(self).__name__
+
     def _refuse_limits(self, table: Table) -> None:
         if table.max_times_sampled or table.max_staleness:
             raise ConfigError(
@@ -151,11 +155,14 @@ class Prioritized(Selector):
         self.is_normalised, self.is_stratified, self.own = is_normalised, is_stratified, own
 
     def attach(self, table: Table) -> None:
-        own = None if self.own is None else table.own_priorities(self.own)
+        own = None if self.own is None else _own_priorities(table, self.own)
         self.tree = _tree_of(table, self.alpha, epsilon=self.epsilon, own=own, is_normalised=self.is_normalised)
         self.one_tree = OneTree.of(table, self.tree, is_weighed=True)
         self.meets = self.is_normalised and self.one_tree is None
         self.at(0)
+
+    def described(self) -> str:
+        return f"Prioritized(alpha={self.alpha:g}, epsilon={self.epsilon:g})"
 
     def at(self, env_steps: int) -> None:
         """Sets beta to what it is after so many env steps."""
@@ -192,6 +199,31 @@ class Prioritized(Selector):
             text.line(f"note_share(tree, lowest[0], {self.one_tree.share(text)});")
         elif self.meets:
             text.line(f"end_meeting<LANES>(meeting, tree, weighing, {index}, {weight}, num_items);")
+
+
+def _own_priorities(table: Table, name: str) -> torch.Tensor:
+    """[leaves] float32: a field of the store, one number a row and slot, as it lies there.
+
+    Raises:
+        ConfigError: there is no such field, or it has not one number for each item.
+    """
+    if table.store.tiered is not None:
+        raise ConfigError(
+            f"table '{table.name}': the priorities that items come with, '{name}', must all be on the device. Leave "
+            "own out, or the store's tiers."
+        )
+    field = table.store.tensors.get(name)
+    if name in table.store.layout and table.store.layout.is_asked(table.store.layout[name]):
+        raise ConfigError(
+            f"table '{table.name}': the priorities that items come with cannot be in '{name}', which items are made "
+            "of. Give them a field of their own, without extra."
+        )
+    if field is None or field.dtype != torch.float32 or field.numel() != table.store.num_slots * table.num_rows:
+        raise ConfigError(
+            f"table '{table.name}': the priorities that items come with are to be in '{name}', which is no field of "
+            f"one float32 a step and {table.window.axis}. Give the store Field('{name}')."
+        )
+    return field.view(-1)
 
 
 def check_update(name: str, index: torch.Tensor, priority: torch.Tensor) -> None:

@@ -116,10 +116,10 @@ struct SumTree {
     }
 };
 
-// A priority that may be drawn: no NaN, not negative.
+// A priority that may be drawn: no NaN, not negative, not infinite.
 __device__ __forceinline__ bool is_priority(float priority)
 {
-    return priority >= 0.0f;
+    return priority >= 0.0f && priority < INFINITY;
 }
 
 // The leaf of (priority + epsilon)^alpha: rounded to the nearest unit, but what is above 0 never to 0. At most 2,048.

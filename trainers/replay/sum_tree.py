@@ -234,8 +234,8 @@ class SumTree:
 
         Args:
             index: [B] int64 leaves; `in_order`: ascending, as a stratified batch is.
-            priority: [B] float32 >= 0. What is NaN or negative is not written, but noted in `refused`, as is what has
-                an index of no leaf.
+            priority: [B] float32 >= 0. What is NaN, negative or infinite is not written, but noted in `refused`, as is
+                what has an index of no leaf.
             revives: whether items that cannot be drawn any more, whose leaf is 0, get one again.
         """
         number, kernels = len(index), ["set_sorted"]
@@ -274,20 +274,21 @@ class SumTree:
         """Waits for the device.
 
         Raises:
-            PriorityError: a priority was NaN or negative, or of no item; names where.
+            PriorityError: a priority was NaN, negative or infinite, or of no item; names where.
         """
         item, leaf = self.refused.tolist()
         self.refuse_nothing()  # it is told once
         if item != NOTHING_REFUSED:
             raise PriorityError(
-                f"item {item} of a batch was given a priority that is NaN or negative, and kept the one it had, or its "
-                "index is no item's. Give indices of a batch, and numbers of at least 0: the sizes of errors, say."
+                f"item {item} of a batch was given a priority that is NaN, negative or infinite, which is not written, "
+                "or its index is no item's. Give indices of a batch, and finite numbers of at least 0, such as errors' "
+                "sizes."
             )
         if leaf != NOTHING_REFUSED:
             slot, row = divmod(leaf, self.anchors.num_rows)
             raise PriorityError(
-                f"row {row} of slot {slot * self.anchors.period} came with a priority that is NaN or negative, and got "
-                "the largest so far. Give numbers of at least 0: the size of its error, say."
+                f"row {row} of slot {slot * self.anchors.period} came with a priority that is NaN, negative or "
+                "infinite, and got the largest so far. Give numbers of at least 0: the size of its error, say."
             )
 
     def _prepare(

@@ -17,6 +17,7 @@ from trainers.replay.limits import Counter, MinSize, RateLimiter, Staleness
 from trainers.replay.selectors import Prioritized, Selector, check_update
 from trainers.replay.sequences import Sequences
 from trainers.replay.storage import allocate, bytes_of, check_room
+from trainers.replay.tiers import MAX_AHEAD
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import LaunchShape
@@ -97,8 +98,10 @@ class Table:
                 f"{max_times_sampled}: in the end nothing more could come in. Raise that, or lower the ratio."
             )
         most = (layout.num_slots - 1 - window.behind - window.ahead) // window.period + 1
-        rows, at_once = self.num_rows * self.world.size, -(-layout.num_steps // window.period)
-        self.rate_limiter.check(f"table '{name}'", max(0, most) * rows, at_once * rows)
+        rows = self.num_rows * self.world.size
+        self._most_items, self._items_at_once = max(0, most) * rows, -(-layout.num_steps // window.period) * rows
+        self.rate_limiter = self.rate_limiter.fitted(self._items_at_once)
+        self._check_limits(1)
         self.staleness = Staleness(max_staleness)
         self.num_sampled = torch.zeros(1, dtype=torch.int64)
         """[1] on the host: items drawn so far."""
@@ -113,6 +116,12 @@ class Table:
         if store.tiered is not None and store.tiered.division.has_holes:
             check_holes(self)
             store.tiered.drawn_from(dropping_from(self), mass_of(self), isinstance(selector, Prioritized))
+
+    def described(self) -> dict[str, str]:
+        """What its tensors mean: they go on in a table of this name that says the same."""
+        window = self.window
+        items = f"{window.behind} steps behind, {window.ahead} ahead, one in {window.period}, an {window.axis} each"
+        return {"selector": self.selector.described(), "items": items}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What going on exactly from here takes."""
@@ -149,6 +158,10 @@ class Table:
     def _check_number(self, number: object) -> None:
         whole(f"table '{self.name}': the number of a batch's items", number, 1)
 
+    def _check_limits(self, number: int) -> None:
+        many = number * self.world.size
+        self.rate_limiter.check(f"table '{self.name}'", self._most_items, self._items_at_once, many)
+
     def _check_room(self, number: int) -> None:
         told = f"table '{self.name}': a batch of {number:,} items"
         check_room(told, self.num_bytes(number), free_bytes(self.store.backend.device), "Draw fewer.")
@@ -162,6 +175,7 @@ class Table:
         """A draw that was packed once, and the batch that it fills; the same two for the same number."""
         self._check_number(number)
         if number not in self._prepared:
+            self._check_limits(number)
             self._check_room(number)
             feed = None if self.store.tiered is None else Feed(self, number)  # each call draws, fetches and gathers
             call, batch = self._prepare(number) if feed is None else (feed.take, feed.batch)
@@ -171,6 +185,8 @@ class Table:
     def feed(self, number: int, ahead: int) -> Feed:
         """Batches of so many items that are drawn ahead, of a store with tiers."""
         self._check_number(number)
+        whole(f"table '{self.name}': the number of batches that are drawn ahead", ahead, 1, MAX_AHEAD)
+        self._check_limits(number)
         self._check_room(number)
         return Feed(self, number, ahead)
 
@@ -181,8 +197,8 @@ class Table:
 
         Args:
             index: [N] int64, of a batch; of equal ones the last counts. What has left by now gets none.
-            priority: [N] float32, at least 0. What is NaN or negative is not written, nor what has an index of no item;
-                `raise_if_refused` tells.
+            priority: [N] float32, at least 0. What is NaN, negative or infinite is not written, nor what has an index
+                of no item; `raise_if_refused` tells.
         Raises:
             ConfigError: the table is not drawn from by priorities.
             ShapeError: the two are something else.
@@ -266,30 +282,6 @@ class Table:
     def _counted(self) -> Counter:
         size = self.world.size
         return Counter(self.rate_limiter, self.num_inserted * size, int(self.num_sampled) * size)
-
-    def own_priorities(self, name: str) -> torch.Tensor:
-        """[leaves] float32: a field of the store, one number a row and slot, as it lies there.
-
-        Raises:
-            ConfigError: there is no such field, or it has not one number for each item.
-        """
-        if self.store.tiered is not None:
-            raise ConfigError(
-                f"table '{self.name}': the priorities that items come with, '{name}', must all be on the device. Leave "
-                "own out, or the store's tiers."
-            )
-        field = self.store.tensors.get(name)
-        if name in self.store.layout and self.store.layout.is_asked(self.store.layout[name]):
-            raise ConfigError(
-                f"table '{self.name}': the priorities that items come with cannot be in '{name}', which items are made "
-                "of. Give them a field of their own, without extra."
-            )
-        if field is None or field.dtype != torch.float32 or field.numel() != self.store.num_slots * self.num_rows:
-            raise ConfigError(
-                f"table '{self.name}': the priorities that items come with are to be in '{name}', which is no field of "
-                f"one float32 a step and {self.window.axis}. Give the store Field('{name}')."
-            )
-        return field.view(-1)
 
     def num_bytes(self, number: int) -> int:
         """Of a batch."""

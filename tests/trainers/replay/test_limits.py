@@ -113,17 +113,66 @@ def test_what_is_no_limit_is_told_in_a_line(make_it, words):
 
 def test_a_table_whose_limits_nothing_could_ever_pass_is_refused():
     """Two envs of 12 steps hold 24 anchors less one for what follows, and the one at the head: 20 are ever drawable. A
-    window brings 8 items: a queue of 7 takes none, nor do bounds 16 apart, at four draws an item."""
+    window brings 8 items: a queue of 7 takes none. At four draws an item the second window would make the difference
+    64, and draws begin with 10 items: bounds of 24 to 56 leave it with 8. Of 8 items that wait in a queue 5 may be
+    drawn, and then neither 5 more nor a window fits."""
     store = ReplayStore([Field("reward")], 2, 1, num_steps=4, capacity=24, backend=choose_backend("cpu"))
     for limiter, words in (
         (MinSize(23), "draws begin with 23 items (min_size), and the store never has more than 22. Lower it"),
-        (Queue(7), "8 items that come in at once, and 0 that are drawn at once, take 8 of room"),
-        (SampleToInsertRatio(4.0, 10), "take 32 of room between the limiter's bounds, which leave 16. Raise the erro"),
-    ):
+        (Queue(7), "8 items that come in at once, and 1 that are drawn at once, wait for each other once 0 came in and "
+         "0 were drawn: the limiter's bounds are 7 apart. Raise the error_buffer to 5, or a queue's size to 9."),
+        (SampleToInsertRatio(4.0, 10, 16.0), "once 8 came in and 0 were drawn: the limiter's bounds are 32 apart. "
+         "Raise the error_buffer to 24, or a queue"),
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=re.escape(words)):
             store.table("a", Uniform(), Transitions(), rate_limiter=limiter)
-    for i, limiter in enumerate((MinSize(22), Queue(8), SampleToInsertRatio(4.0, 10, 16.0))):
+    for i, limiter in enumerate((MinSize(22), Queue(8), SampleToInsertRatio(4.0, 10, 24.0))):
         store.table(f"fits {i}", Uniform(), Transitions(), rate_limiter=limiter)
+    queue = store.tables["fits 1"]
+    queue.prepare_draw(8)
+    with pytest.raises(ConfigError, match="table 'fits 1': .* once 8 came in and 5 were drawn: .* size to 13"):
+        queue.prepare_draw(5)
+
+
+def test_a_ratio_without_a_buffer_of_its_own_fits_what_comes_in_at_once(backend):
+    """Of 8 envs 16 steps a window: 128 items and 512 draws of them go on for ever, in draws of up to 512."""
+    store = ReplayStore([Field("reward")], 8, 1, num_steps=16, capacity=1024, backend=backend)
+    table = store.table("a", Uniform(), Transitions(), rate_limiter=SampleToInsertRatio(4.0, 100))
+    for number in (1, 256, 512):
+        table.prepare_draw(number)
+        assert Counter(table.rate_limiter).problem_of(128, number) is None
+    with pytest.raises(ConfigError, match="Raise the error_buffer to"):
+        table.prepare_draw(901)
+
+
+def test_what_would_wait_for_ever_is_told_before_and_what_would_not_is_not():
+    """Random limits, windows and batches: where nothing is told none of many random orders of adds and draws ends with
+    neither allowed; where something is, one does so, and not with what is asked for."""
+    events, told = random.Random(3), {True: 0, False: 0}
+    for _ in range(300):
+        ratio, min_size = events.choice([0.25, 0.5, 1.0, 1.5, 4.0]), events.randint(1, 20)
+        number, batch = events.randint(1, 12), events.randint(1, 16)
+        buffer = max(1.0, ratio) + events.choice([0, 1, 2, 5, 11, 30])
+        limiter = SampleToInsertRatio(ratio, min_size, buffer)
+        problem = Counter(limiter).problem_of(number, batch)
+        told[problem is not None] += 1
+        if problem is not None:
+            came_in, drawn = map(int, re.search(r"once (\d+) came in and (\d+) were drawn", problem).groups())
+            there = Counter(limiter, came_in, drawn)
+            assert not there.may_insert(number, came_in) and not there.may_sample(batch, came_in)
+            wider = SampleToInsertRatio(ratio, min_size, int(re.search(r"error_buffer to (\d+)", problem)[1]))
+            assert Counter(wider).problem_of(number, batch) is None
+            continue
+        for _ in range(5):
+            counter = Counter(limiter)
+            for _ in range(200):
+                size = counter.num_inserted
+                ways = [counter.insert] if counter.may_insert(number, size) else []
+                ways += [counter.sample] if counter.may_sample(batch, size) else []
+                assert ways, (limiter, number, batch, counter)
+                way = events.choice(ways)
+                way(number if way == counter.insert else batch)
+    assert min(told.values()) > 50
 
 
 def test_limits_that_no_side_could_keep_are_told():
@@ -134,10 +183,12 @@ def test_limits_that_no_side_could_keep_are_told():
     with pytest.raises(ConfigError, match="samples_per_insert: 0 is no ratio"):
         RateLimiter(0)
     counter = Counter(SampleToInsertRatio(4.0, 10, 8.0))
-    problem = counter.problem_of(num_inserted=2, num_sampled=16)
-    told = "the limiter's bounds, which leave 16. Raise the error_buffer to 12, or a queue's size to 24."
-    assert problem.endswith(told)
+    problem = counter.problem_of(num_inserted=2, num_sampled=15)
+    assert problem.endswith("the limiter's bounds are 16 apart. Raise the error_buffer to 12, or a queue's size to 23.")
+    assert counter.problem_of(num_inserted=2, num_sampled=16) is None  # by 8 up and 16 down, from 40, within 32 and 48
     assert counter.problem_of(num_inserted=1, num_sampled=8) is None
+    with pytest.raises(ConfigError, match="max_diff: nan is no bound"):
+        RateLimiter(1.0, 1, 0.0, math.nan)
     assert Counter(MinSize(5)).problem_of(1000, 1000) is None and math.isinf(MinSize(5).max_diff)
 
 

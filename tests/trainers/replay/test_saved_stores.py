@@ -1,5 +1,6 @@
 """A run's checkpoints hold its replay store: it goes on bit for bit, or without it where that is asked for."""
 
+import dataclasses
 import errno
 import math
 import os
@@ -18,6 +19,7 @@ from trainers.replay.of_ranks import EMPTY
 from trainers.run import checkpoint, disk, manifest
 from trainers.run.resume import load, restore
 from trainers.run.tensor_file import header_of, write_tensors
+from trainers.trainer import Trainer
 from warpdrive.errors import CheckpointError
 
 NAME = "replay.tagger"
@@ -330,6 +332,20 @@ def test_a_dry_run_plans_the_store(make, device):
     assert dry_run(trainer.config, said.append) == 0
     (line,) = (line for line in said if line.startswith(f"{NAME}: "))
     assert f"0.4 MiB of steps and 0.1 MiB besides on {trainer.backend.device}; full after 5 iterations, about " in line
+
+
+def test_a_dry_run_times_an_iteration_that_learns(make, monkeypatch):
+    """Learning begins after 1,000 env steps, of 40 an iteration, and takes most of the time from then on."""
+    made, iterate = [], Trainer.iterate
+    monkeypatch.setattr(Trainer, "iterate", lambda self: made.append(self) or iterate(self))
+    config = make(1).config
+    late = dataclasses.replace(config.policy["tagger"], learning_starts=1000)
+    dry_run(dataclasses.replace(config, policy={**config.policy, "tagger": late}), lambda _: None)
+    trainer = made[-1]
+    config, clock = trainer.config.policy["tagger"], trainer.clock
+    assert trainer.iteration < 10 and config.learning_starts < 1000
+    last = dataclasses.replace(clock, env_steps=clock.env_steps - clock.batch)
+    assert len(config.updates_in(last)) == clock.batch * config.replay_ratio > 0
 
 
 def test_truncations_that_lost_their_row_after_they_were_saved_come_back_as_they_are(tmp_path, backend):

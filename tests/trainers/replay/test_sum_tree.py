@@ -166,7 +166,7 @@ def test_priorities_become_powers_in_units(backend):
     expected = (priority.astype(np.float64) + 1e-6) ** 0.6 * UNITS
     assert np.allclose(leaves_of(tree), np.clip(expected, 1, LARGEST_LEAF), rtol=2e-6, atol=0.6)
     tree = tree_of(MIDDLE, backend)
-    set_to(tree, [0, 1, 2, 3], [0.0, 1e-30, 2047.999, np.inf], revives=True)
+    set_to(tree, [0, 1, 2, 3], [0.0, 1e-30, 2047.999, 1e30], revives=True)
     assert leaves_of(tree)[:4].tolist() == [0, 1, round(np.float32(2047.999) * UNITS), LARGEST_LEAF]
 
 
@@ -175,13 +175,13 @@ def test_priorities_that_are_none_are_named_and_not_written(in_order, number, ba
     tree = tree_of(MIDDLE, backend)
     before = leaves_of(tree)
     index, priority = np.arange(number) + 100, np.full(number, 2.0)
-    priority[[3, 5]] = np.nan, -0.5
+    priority[[3, 5, 6]] = np.nan, -0.5, np.inf
     set_to(tree, index, priority, in_order=in_order)
     before[index] = 2 * UNITS
-    before[[103, 105]] = UNITS
+    before[[103, 105, 106]] = UNITS
     assert np.array_equal(leaves_of(tree), before)
     assert_sums(tree)
-    with pytest.raises(PriorityError, match="item 3 of a batch was given a priority that is NaN or negative, and kept"):
+    with pytest.raises(PriorityError, match="item 3 of a batch was given a priority that is NaN, negative or inf"):
         tree.raise_if_refused()
     tree.raise_if_refused()  # it was told
 
@@ -259,7 +259,7 @@ def test_items_may_come_with_priorities_of_their_own(backend):
     own[7] = torch.nan
     tree = tree_of(SMALL, backend, num_steps=3, own=own)
     assert (leaves_of(tree) / UNITS).tolist() == [0, 1, 2, 3, 4, 5, 6, 1, 8, 0, 0, 0]  # the NaN gets the largest so far
-    with pytest.raises(PriorityError, match="row 1 of slot 2 came with a priority that is NaN or negative"):
+    with pytest.raises(PriorityError, match="row 1 of slot 2 came with a priority that is NaN, negative or inf"):
         tree.raise_if_refused()
 
 
