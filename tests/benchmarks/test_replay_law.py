@@ -32,3 +32,9 @@ def test_a_law_that_is_broken_is_found(law, run, monkeypatch):
     monkeypatch.setattr(replay_law, "Law", Broken)
     code, results = run(replay_law, "--device", "cpu", "--smaller", 1000, "--laws", law)
     assert code == 1 and not results[law]["holds"]
+
+
+def test_nothing_of_priority_zero_and_nothing_too_often_is_drawn_at_full_size(run):
+    """10^8 draws beside as many items of 0; 10^6 of items that may be drawn 32 times each."""
+    code, results = run(replay_law, "--device", "cpu", "--laws", "zero", "uses")
+    assert code == 0 and results["zero"]["draws"] >= 10**8 and results["uses"]["draws"] >= 10**6

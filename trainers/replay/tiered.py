@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 Rows = dict[str, torch.Tensor]
 """By field, [steps / every, ...]."""
-SO_FAR = {"dropped_steps", "fetched", "stalls", "stall_seconds", "bytes_admitted", "bytes_written", "bytes_read"}
+SO_FAR = {"dropped_steps", "fetched", "hits", "stalls", "stall_seconds"}
+SO_FAR |= {"bytes_admitted", "bytes_written", "bytes_read"}
 """What is counted over the whole run."""
 
 
@@ -295,6 +296,7 @@ class Tiered:
             "pinned_steps": max(0, hot - max(first, warm)) * rows,
             "file_steps": in_files * rows,
             "fetched": self.num_fetched[0] + self.num_fetched[1],
+            "hits": self.num_fetched[0],
             "stalls": self.num_fetched[1] + (0 if self.files is None else self.files.num_stalls),
             "stall_seconds": self.stall_seconds + (0.0 if self.files is None else self.files.stall_seconds),
         }
