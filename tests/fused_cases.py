@@ -293,11 +293,11 @@ def with_rounded_factors(policy: Policy) -> Policy:
 class Players(FusedPlayers):
     """Compiles what judges only if it is asked to."""
 
-    def _compile(self, networks: list) -> object:
-        return super()._compile(networks) if networks is self._acting else None
+    def _compile(self, networks: list, draws: bool) -> object:
+        return super()._compile(networks, draws) if draws else None
 
     def prepare_end(self) -> list[Callable[[], None]]:
-        self._judge = self._judge or super()._compile(self._judging)
+        self._judge = super()._compile(self._judging, draws=False)
         return super().prepare_end()
 
 

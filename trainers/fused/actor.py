@@ -114,8 +114,8 @@ class FusedPlayers(Actor):
             self._final_active = torch.ones_like(self.rollout.active[:2])
             """[2, E, all agents]: whom a critic takes to be in the game where an env was truncated: all; or who was,
             if it judges those who are out, too."""
-        self._act = self._compile(self._acting)
-        self._judge = self._act if self._judging == self._acting else self._compile(self._judging)
+        self._act = self._compile(self._acting, draws=True)
+        self._judge = self._compile(self._judging, draws=False)
 
     def forget(self) -> None:
         for memory in self._memories.values():
@@ -140,7 +140,7 @@ class FusedPlayers(Actor):
                 one["value"] = group.value[t]
             arrays.append(one)
         calls += [call for memory in self._memories.values() for call in memory.prepare_keep(t)]
-        return calls + self._prepare(True, arrays, self._remembered)
+        return calls + self._prepare(self._act, self._acting, arrays, self._remembered)
 
     def prepare_end(self) -> list[Call]:
         rollout, arrays, masks = self.rollout, [], []
@@ -149,7 +149,7 @@ class FusedPlayers(Actor):
             if group.name in self._epsilon and group.mask is not None:
                 arrays[-1]["mask"] = mask = torch.ones_like(group.mask[0])
                 masks.append(prepare_copy(mask, group.env_mask))
-        calls = [*masks, *self._prepare(False, arrays, self._remembered)]
+        calls = [*masks, *self._prepare(self._judge, self._judging, arrays, self._remembered)]
         for k in range(rollout.max_truncations):
             final, arrays = {name: rollout.env.data[FINAL + name][k] for name in rollout.observations}, []
             if self._final_active is not None:
@@ -160,7 +160,7 @@ class FusedPlayers(Actor):
                 if group.name in self._epsilon and group.mask is not None:
                     arrays[-1]["mask"] = torch.ones_like(group.mask[0])  # which may be taken then, nobody says
             memories = {name: memory.group.final_memory[k] for name, memory in self._memories.items()}
-            calls += self._prepare(False, arrays, memories)
+            calls += self._prepare(self._judge, self._judging, arrays, memories)
         return calls
 
     @property
@@ -180,13 +180,15 @@ class FusedPlayers(Actor):
         return network.seen.arrays(arrays) | ({"active": active} if network.seen.hides else {})
 
     def _prepare(
-        self, draws: bool, arrays: list[dict[str, torch.Tensor]], memories: Mapping[str, torch.Tensor]
+        self,
+        compiled: tuple,
+        networks: list[tuple[GroupRollout, PackedNetwork]],
+        arrays: list[dict[str, torch.Tensor]],
+        memories: Mapping[str, torch.Tensor],
     ) -> list[Call]:
-        """Launches that give each network its arrays: all, which act, or those that judge. What agents remember then,
-        they do where they act."""
-        functions, launch_shape = self._act if draws else self._judge
-        networks = self._acting if draws else self._judging
-        given, before = {"draws": draws}, []
+        """Launches that give each network its arrays. What agents remember then, they do where they act."""
+        functions, launch_shape = compiled
+        given, before = {}, []
         for number, ((group, network), own) in enumerate(zip(networks, arrays, strict=True)):
             whole = {**self._nothing, **group.policy.packed.arrays_of(network), "num_rows": self._rows(group), **own}
             if group.name in self._epsilon:
@@ -195,7 +197,7 @@ class FusedPlayers(Actor):
             if layers is not None:
                 seen, of_memory = {**whole, "order": self._nothing["action"]}, ()
                 if isinstance(layers, RecurrentNetwork):
-                    of_memory = memories[group.name], draws
+                    of_memory = memories[group.name], compiled is self._act
                 before.append(layers.prepare_all(seen, *of_memory))
                 whole |= layers.arrays()
             given |= {f"{name}_{number}": array for name, array in whole.items()}
@@ -204,13 +206,18 @@ class FusedPlayers(Actor):
     def _rows(self, group: GroupRollout) -> int:
         return self.rollout.env.num_envs * len(group.agents)
 
-    def _compile(self, networks: list[tuple[GroupRollout, PackedNetwork]]) -> tuple:
+    def _compile(self, networks: list[tuple[GroupRollout, PackedNetwork]], draws: bool) -> tuple:
         packed = networks[0][0].policy.packed
         asked = [(group.policy.packed.plan, network.shape, self._rows(group)) for group, network in networks]
         planned, at_once = plan_acting(asked)
         parts = []
-        for (group, _), part in zip(networks, planned, strict=True):
-            constants = {**part.constants, **group_constants(group), "GREEDY": group.name in self._greedy}
+        for (group, network), part in zip(networks, planned, strict=True):
+            constants = {
+                **part.constants,
+                **group_constants(group),
+                "GREEDY": group.name in self._greedy,
+                "DRAWS": draws and network.shape.num_outputs > 0,
+            }
             parts.append(replace(part, constants=constants))
         return compile_fused("act", parts, packed.precision, at_once, self._data, packed.backend)
 

@@ -5,6 +5,7 @@
 //   FIRST_AGENT, ALL_AGENTS       of the env's agents, the group's first, and how many there are
 //   SEEN_COLUMNS, FIRST_SEEN      columns of the array they observe in, and the first that is theirs
 //   NUM_COLUMNS, FIRST_COLUMN     of the one they act in
+//   DRAWS                         whether actions are wanted, or the value alone
 //   GREEDY                        whether the likeliest action is taken instead of a drawn one
 //   OF_VALUES, for the preprocessor: outputs are values of actions; the largest is the value, the best mostly drawn
 #if OF_BOX
@@ -19,26 +20,24 @@
 //   shared             shared memory of the block
 //   block, num_blocks  which of how many work for this network
 //   is_critic          whose it is, if it IS_EITHER
-//   draws              whether actions are wanted, or the value alone
 //   seed, env_step     name the draws                                               read
 //   seen               what the network sees: [env, column, feature], or seen.py's  read
 //   active             [env, agent of all]  if it HIDES what they see from agents that are out of the game  read
 //   weights, biases    as layers/mlp.cuh has them                                   read
 //   mean, variance     [feature]  if it NORMALISES                                  read
 //   mask               [env, agent of the group, output]  may be taken, if HAS_MASK read
-//   action             [env, column, head]  if it draws; of a Box floats, clipped   written
+//   action             [env, column, head]  if it DRAWS; of a Box floats, clipped   written
 //   drawn              [env, agent of the group, head]  of a Box, not clipped       written
-//   log_prob, entropy  [env, agent of the group]  over heads, nats, if it draws     written
+//   log_prob, entropy  [env, agent of the group]  over heads, nats, if it DRAWS     written
 //   epsilon            [1]  how often any action is drawn, if OF_VALUES             read
 //   value              [env, agent of the group]  if it HAS_VALUE, or OF_VALUES     written
 //   num_rows           agents of the group in all envs
 __device__ __forceinline__ void act(
-    char* shared, int block, int num_blocks, bool is_critic, bool draws, const unsigned int* seed,
-    const long long* env_step, Seen seen, const bool* active, const unsigned char* weights, const float* biases,
-    const float* mean, const float* variance, const bool* mask, const float* epsilon, int* action, float* drawn,
-    float* log_prob, float* entropy, float* value, int num_rows)
+    char* shared, int block, int num_blocks, bool is_critic, const unsigned int* seed, const long long* env_step,
+    Seen seen, const bool* active, const unsigned char* weights, const float* biases, const float* mean,
+    const float* variance, const bool* mask, const float* epsilon, int* action, float* drawn, float* log_prob,
+    float* entropy, float* value, int num_rows)
 {
-    const Outputs outputs(is_critic);
     Network network = place_network(shared, (const Element*)weights, biases);
     wait_for_network();
     const int lane = lane_index();
@@ -72,11 +71,10 @@ __device__ __forceinline__ void act(
 #if OF_VALUES
         if (is_row && turn == 0) {
             const bool* allowed = HAS_MASK ? mask + (long long)row * NUM_OUTPUTS : nullptr;
-            value[row] = GREEDY || !draws ? choose<true>(output, allowed, epsilon[0])
-                                          : choose<false>(output, allowed, epsilon[0]);
+            value[row] = choose<GREEDY || !DRAWS>(output, allowed, epsilon[0]);
         }
 #endif
-        if (draws && outputs.has_policy) {
+        if (DRAWS && HAS_POLICY_HERE) {
             float row_log_prob = 0.0f;
             float row_entropy = 0.0f;
             if (is_row) {
@@ -98,6 +96,6 @@ __device__ __forceinline__ void act(
                 entropy[row] = row_entropy;
             }
         }
-        if (outputs.has_value && is_row && turn == 0) value[row] = output[outputs.value_at()];
+        if (HAS_VALUE_HERE && is_row && turn == 0) value[row] = output[VALUE_AT];
     }
 }

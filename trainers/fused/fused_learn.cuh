@@ -207,9 +207,6 @@ __device__ __forceinline__ void learn(
     const unsigned char* weights, const float* biases, const float* mean, const float* variance, float* gradient,
     unsigned char* records, float* figures)
 {
-    const Outputs outputs(is_critic);
-    // Whether samples of agents that are out of the game count for nothing.
-    const bool leaves_out = HAS_ACTIVE && !(CREDITS_TEAM && !outputs.has_policy);
     Network network = place_network(shared, (const Element*)weights, biases);
     Element* records_of_block = (Element*)network.free;
     const int lane = lane_index();
@@ -240,18 +237,21 @@ __device__ __forceinline__ void learn(
         if (index < 0) index = 0;
         const int env_step = index / GROUP_SIZE;  // number of the env's step
         const int agent = index % GROUP_SIZE;
-        if (leaves_out) sample.counts = sample.counts && active[(long long)env_step * ALL_AGENTS + FIRST_AGENT + agent];
+        if (HAS_ACTIVE && !(CREDITS_TEAM && !HAS_POLICY_HERE)) {  // else the critic learns of who is out of the game, too
+            const long long place = (long long)env_step * ALL_AGENTS + FIRST_AGENT + agent;
+            sample.counts = sample.counts && active[place];
+        }
         sample.action = (const Action*)action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
         sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
-        if (outputs.has_policy) {
+        if (HAS_POLICY_HERE) {
             if (TAKES_EARLY) {
                 for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
             }
             if (IS_PPO || MAX_LOG_RATIO > 0.0f) sample.old_log_prob = log_prob[index];
             sample.advantage = advantage[index];
         }
-        if (outputs.has_value && IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
-        if (outputs.has_value || OF_VALUES) sample.target = target[index];
+        if (HAS_VALUE_HERE && IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
+        if (HAS_VALUE_HERE || OF_VALUES) sample.target = target[index];
         return sample;
     };
     int next_index = sample_of(block);
@@ -264,7 +264,7 @@ __device__ __forceinline__ void learn(
         next_index = sample_of(tile + num_blocks);
 
         Sample sample = FETCHES_BEFORE_SUMS ? next_sample : read_sample(index);
-        sample.share = sample.counts ? (CREDITS_TEAM && !outputs.has_policy ? share_of_value : scale.share) : 0.0f;
+        sample.share = sample.counts ? (CREDITS_TEAM && !HAS_POLICY_HERE ? share_of_value : scale.share) : 0.0f;
         sample.advantage = (sample.advantage - scale.mean) / scale.deviation;
         sample.target = (sample.target - value_mean) / value_deviation;
         if constexpr (!WARPGROUPS && !FETCHES_BEFORE_SUMS) rows = given_rows(rows_of(index));
@@ -321,19 +321,19 @@ __device__ __forceinline__ void learn(
             const int next_step = next_index / GROUP_SIZE;
             if (!WARPGROUPS && !BY_LAYERS) fetch_row_ahead(seen, next_index);
             if (HAS_ORDER) {
-                if (outputs.has_policy) {
+                if (HAS_POLICY_HERE) {
                     const long long next_column = (long long)next_step * NUM_COLUMNS + FIRST_COLUMN;
                     fetch_ahead(action + (next_column + next_index % GROUP_SIZE) * NUM_HEADS);
                     fetch_ahead(log_prob + next_index);
                     fetch_ahead(advantage + next_index);
                 }
-                if (outputs.has_value) {
+                if (HAS_VALUE_HERE) {
                     if (CLIPS_VALUE) fetch_ahead(value + next_index);
                     fetch_ahead(target + next_index);
                 }
             }
         }
-        const float loss = differentiate(outputs, output, sample, turn, entropy_coeff, vf_loss_coeff, clip, figure);
+        const float loss = differentiate(is_critic, output, sample, turn, entropy_coeff, vf_loss_coeff, clip, figure);
         if (sample.share != 0.0f && !isfinite(loss) && halted[0] == 0.0f) atomicMin(first_loss, (long long)index);
         __syncwarp();
         Pair delta_out[ROW_TILES][OUTPUT_TILES][4];

@@ -22,6 +22,9 @@ OWN = {
     "gather": {"mean", "variance", "seen", "active", "features"},
 }
 """Parameters that each network has one of, by kernel; the others serve all networks."""
+ALIKE_TILES = 16
+"""Of a first layer, from which on an actor and a critic of one size share their code. What is narrower compiles quickly
+anyway, and is 3 to 5 % slower where it has to look which of them it is (benchmarks/LOG.md)."""
 
 
 def compile_fused(
@@ -93,7 +96,7 @@ def compile_fused(
 
 
 def _texts(parts: Sequence[Part]) -> tuple[list[Part], list[int]]:
-    """What is compiled, and which of it each part runs: an actor and a critic of one size are compiled once."""
+    """What is compiled, and which of it each part runs: a wide actor and a critic of its size are compiled once."""
     texts: list[Part] = []
     text_of: list[int] = []
     for part in parts:
@@ -110,10 +113,13 @@ def _texts(parts: Sequence[Part]) -> tuple[list[Part], list[int]]:
 
 
 def _of_both(actor: Part, critic: Part) -> Part | None:
-    """Of networks that differ by nothing but what their outputs are; None if they do otherwise."""
-    if actor.constants["HAS_VALUE"] or not actor.constants["NUM_OUTPUTS"]:
+    """Of wide networks that differ by nothing but what their outputs are; None if they do otherwise."""
+    is_wide = actor.constants["TILES1"] >= ALIKE_TILES
+    if not is_wide or actor.constants["HAS_VALUE"] or not actor.constants["NUM_OUTPUTS"]:
         return None
     of_critic = {**actor.constants, "NUM_OUTPUTS": 0, "HAS_VALUE": True}
+    if "DRAWS" in of_critic:
+        of_critic["DRAWS"] = False
     if critic.constants != {name: value for name, value in of_critic.items() if name != "IS_EITHER"}:
         return None
     is_same = actor.seen == critic.seen and actor.head_sizes == critic.head_sizes

@@ -125,7 +125,11 @@ def compile_it(
     numbers = spaces.Box(-1.0, 1.0, (request.num_numbers,))
     head = GaussianHead(numbers, 0.0, squashes=True) if request.num_numbers else CategoricalHeads(request.head_sizes)
     own = {**OF_GROUP, **OWN[kernel], **head_constants(head)}
-    parts = [replace(one, constants={**one.constants, **own, **changes}) for one in parts]
+    draws = [{"DRAWS": one.constants.get("NUM_OUTPUTS", 0) > 0} if kernel == "act" else {} for one in parts]
+    parts = [
+        replace(one, constants={**one.constants, **own, **more, **changes})
+        for one, more in zip(parts, draws, strict=True)
+    ]
     shared = {"FULL_PRECISION": False, **SHARED[kernel]}
     functions, launch_shape = compile_fused(kernel, parts, shared, at_once, DataManager(torch.device("cpu")), backend)
     assert launch_shape.block == (32 * WARPS, 1)
@@ -155,21 +159,25 @@ def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
     assert for_gpus.compiled == kernels
 
 
-@pytest.mark.parametrize("kernel", ["act", "learn", "products"])
 @pytest.mark.parametrize(
-    ("critic", "num_texts"),
-    [({"critic_widths": (256, 256)}, 1), ({"critic_widths": (256, 128)}, 2), ({"critic_seen": OF_ALL}, 2), ({}, 1)],
-    ids=["the same size", "another size", "of more", "none"],
+    ("width", "critic", "num_texts"),
+    [
+        (256, {"critic_widths": (256, 256)}, 1),
+        (256, {"critic_widths": (256, 128)}, 2),
+        (256, {"critic_widths": (256, 256), "critic_seen": OF_ALL, "seen": OF_SEVERAL}, 2),
+        (256, {}, 1),
+        (128, {"critic_widths": (128, 128)}, 2),
+    ],
+    ids=["the same size", "another size", "of more", "none", "narrow"],
 )
-def test_an_actor_and_a_critic_of_one_size_are_compiled_once(kernel, critic, num_texts):
-    """It takes half the compiler's time, and a default policy is one."""
-    if "critic_seen" in critic:
-        critic = {**critic, "critic_widths": (256, 256), "seen": OF_SEVERAL}
-    request = Request(29, (256, 256), (5,), **critic)
-    functions, _ = compile_it(kernel, request, limits_of("sm_90a"), CompilesNothing("nvrtc", "sm_90a"))
-    text = functions.source.text
-    assert text.count(f'#include "fused_{kernel}.cuh"') == num_texts
-    assert text.count(f"::{kernel}(") == num_texts  # what is called twice is compiled twice
+def test_a_wide_actor_and_a_critic_of_its_size_are_compiled_once(width, critic, num_texts):
+    """It takes half the compiler's time."""
+    request = Request(29, (width, width), (5,), **critic)
+    for kernel in ("act", "learn", "products") if width == 256 else ("act", "learn"):
+        functions, _ = compile_it(kernel, request, limits_of("sm_90a"), CompilesNothing("nvrtc", "sm_90a"))
+        text = functions.source.text
+        assert text.count(f'#include "fused_{kernel}.cuh"') == num_texts
+        assert text.count(f"::{kernel}(") == num_texts  # what is called twice is compiled twice
 
 
 @pytest.mark.parametrize(("arch", "channels"), [("sm_86", 10), ("sm_90a", 4)])

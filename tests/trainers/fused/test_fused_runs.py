@@ -29,6 +29,7 @@ from fused_runs import (
 )
 from ppo_cases import mean_what_they_say
 
+from trainers.fused import source
 from trainers.run import checkpoint
 from trainers.trainer import Trainer
 from warpdrive.backends import ahead
@@ -53,6 +54,21 @@ def test_two_iterations_in_full_precision_are_torchs(make, run):
     assert_near(found, parameters(torchs))
     for name, policy in torchs.policies.items():  # running statistics, too
         assert_near(ours.policies[name].state_dict(), policy.state_dict())
+
+
+@pytest.mark.parametrize("run", [pendulum, shove])
+def test_an_actor_and_a_critic_that_share_their_code_learn_the_same(make, run, device, monkeypatch):
+    """As wide ones do, which these are not; choices and numbers. A CPU has the same bits."""
+    found, shared, of_both = [], [], source._of_both
+    for tiles in (source.ALIKE_TILES, 1):
+        monkeypatch.setattr(source, "ALIKE_TILES", tiles)
+        monkeypatch.setattr(source, "_of_both", lambda *parts: shared.append(of_both(*parts)) or shared[-1])
+        trainer = make(run(), FULL)
+        iterate(trainer, 2)
+        found.append(parameters(trainer))
+        assert len([one for one in shared if one is not None]) == (0 if tiles > 1 else 2)  # what plays, and what learns
+    assert_near(found[1], found[0])
+    assert device == "cuda" or all(torch.equal(one, found[1][name]) for name, one in found[0].items())
 
 
 def test_kl_early_stop_is_torchs(make):

@@ -61,18 +61,14 @@ static_assert(STAGE_PITCH >= 16 * OUTPUT_TILES && STAGE_PITCH % 2 == 1, "rows of
 static_assert(STAGE_FLOATS >= ROW_TILES * 16 * STAGE_PITCH && STAGE_FLOATS % 4 == 0, "warps' outputs meet");
 static_assert(TILES1 % AT_ONCE1 == 0 && KEPT2 % AT_ONCE2 == 0, "tiles are left over");
 
-// What a network's outputs are.
-struct Outputs {
-    bool has_policy;
-    bool has_value;
-
-    __device__ __forceinline__ explicit Outputs(bool is_critic)
-        : has_policy(NUM_OUTPUTS > 0 && !(IS_EITHER && is_critic)), has_value(IS_EITHER ? is_critic : HAS_VALUE)
-    {
-    }
-    __device__ __forceinline__ int value_at() const { return has_policy ? NUM_OUTPUTS : 0; }
-    __device__ __forceinline__ int number() const { return value_at() + (has_value ? 1 : 0); }
-};
+// What the outputs of the network at hand are, for functions that have a parameter `is_critic`. Macros, so that they are
+// constants from the start where a network is alone.
+#undef HAS_POLICY_HERE
+#undef HAS_VALUE_HERE
+#undef VALUE_AT
+#define HAS_POLICY_HERE (NUM_OUTPUTS > 0 && !(IS_EITHER && is_critic))
+#define HAS_VALUE_HERE (HAS_VALUE && !(IS_EITHER && !is_critic))
+#define VALUE_AT (IS_EITHER ? 0 : NUM_OUTPUTS)
 
 // Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
 struct Network {

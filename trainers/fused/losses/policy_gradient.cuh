@@ -11,17 +11,17 @@ __device__ __forceinline__ float over_heads(float of_my_heads)
 }
 
 // The loss of one sample and its derivative by each output, which takes the outputs' place.
-//   outputs  what they are
+//   is_critic  whose sample it is, if it IS_EITHER
 //   output   [NUM_ALL] in shared memory, then zeros up to whole tiles          read, written
 //   turn     of SHARE lanes that share the sample: which this is
 //   figures  policy loss, value loss, entropy, KL divergence, clipped          added to
 // Returns the loss, in all lanes of the sample.
 __device__ __forceinline__ float differentiate(
-    Outputs outputs, float* output, const Sample& sample, int turn, float entropy_coeff, float vf_loss_coeff,
+    bool is_critic, float* output, const Sample& sample, int turn, float entropy_coeff, float vf_loss_coeff,
     float clip, float (&figures)[NUM_FIGURES])
 {
     float loss = 0.0f;
-    if (outputs.has_policy) {
+    if (HAS_POLICY_HERE) {
         float log_prob = 0.0f;
         float entropy = 0.0f;
         Heads heads;
@@ -62,9 +62,8 @@ __device__ __forceinline__ float differentiate(
         const float by_entropy = entropy_coeff * sample.share;
         differentiate_heads(output, sample, turn, heads, by_log_prob, by_entropy);
     }
-    if (outputs.has_value) {
-        float& place = output[outputs.value_at()];
-        const float value = place;
+    if (HAS_VALUE_HERE) {
+        const float value = output[VALUE_AT];
         const auto error = [](float found, float target, float& by_found) {
             const float off = found - target;
             if (!IS_PPO) {
@@ -92,10 +91,10 @@ __device__ __forceinline__ float differentiate(
         loss += vf_loss_coeff * value_loss;
         figures[1] += value_loss * sample.share;
         if (SHARE == 2) __syncwarp();  // both lanes have read the value
-        if (turn == 0) place = sample.share != 0.0f ? vf_loss_coeff * by_value * sample.share : 0.0f;
+        if (turn == 0) output[VALUE_AT] = sample.share != 0.0f ? vf_loss_coeff * by_value * sample.share : 0.0f;
     }
     if (turn == 0) {
-        for (int i = outputs.number(); i < OUTPUT_TILES * 16; ++i) output[i] = 0.0f;
+        for (int i = IS_EITHER && is_critic ? 1 : NUM_ALL; i < OUTPUT_TILES * 16; ++i) output[i] = 0.0f;
     }
     return loss;
 }

@@ -11,7 +11,7 @@ static_assert(NUM_FIGURES >= 3, "`differentiate` has three figures");
 //   figures  loss, value of the action, distance from its target                         added to
 // The rest is a policy gradient's. Returns the loss, in all lanes of the sample.
 __device__ __forceinline__ float differentiate(
-    Outputs, float* output, const Sample& sample, int turn, float, float, float, float (&figures)[NUM_FIGURES])
+    bool, float* output, const Sample& sample, int turn, float, float, float, float (&figures)[NUM_FIGURES])
 {
     const int taken = sample.taken_by(0);
     const float value = output[taken];
