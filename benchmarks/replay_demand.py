@@ -171,10 +171,11 @@ class Load:
         """Adds, and after each as many draws as the published rates have; and how many of the calls are adds."""
         a_draw_adds = self.demand.added / self.demand.drawn * self.batch  # items
         an_add_draws = self.num_envs * NUM_STEPS / self.demand.steps / a_draw_adds
-        num_adds = max(1, round(NUM_CALLS / (1 + an_add_draws)), math.ceil(1 / an_add_draws))
+        num_adds = max(1, round(NUM_CALLS / (1 + an_add_draws)))
+        num_adds = max(1, round(max(1, round(num_adds * an_add_draws)) / an_add_draws))  # whole draws
         calls: list[Callable[[], None]] = []
         for i in range(num_adds):
-            num_draws = math.floor((i + 1) * an_add_draws) - math.floor(i * an_add_draws)
+            num_draws = math.floor((i + 1) * an_add_draws + 0.5) - math.floor(i * an_add_draws + 0.5)
             calls += [self.add, *[self.draw] * num_draws]
         return calls, num_adds
 

@@ -184,7 +184,7 @@ class OffPolicy(Algorithm):
         "file_steps": "env steps that it keeps in files",
         "dropped_steps": "env steps so far that were not admitted to files, or found no room there",
         "fetched": "batches so far whose items were fetched from where they lay",
-        "hits": "those whose items were there when the learner came for them",
+        "hits": "those that the learner did not wait for",
         "stalls": "times so far that the learner waited for a batch's items, or envs for a file to be written",
         "stall_seconds": "seconds so far that they did",
         "bytes_admitted": "bytes so far that went down to files",

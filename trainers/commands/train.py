@@ -32,6 +32,8 @@ RESUME = "WARPDRIVE_RESUME"
 """Variable: which run the launcher's ranks go on with, whatever the command line says; empty: a new one."""
 CHEAP_SAMPLES = 1 << 20
 """Samples of an iteration that a dry run still makes on a CPU."""
+MOST_TIMED = 50
+"""Iterations that it takes the time of, where few of them learn."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -219,16 +221,19 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
     if not trainer.stores:
         return
     settings = trainer.config.trainer
-    for one in trainer.config.policy.values():
-        if isinstance(one, OffPolicyConfig):
-            steps = max(one.steps_needed, -(-one.batch_size // settings.num_envs))
-            while trainer.iteration * settings.num_steps < steps + settings.num_steps:  # the first update prepares some
-                trainer.iterate()
+    replaying = [one for one in trainer.config.policy.values() if isinstance(one, OffPolicyConfig)]
+    for one in replaying:
+        steps = max(one.steps_needed, -(-one.batch_size // settings.num_envs))
+        while trainer.iteration * settings.num_steps < steps + settings.num_steps:  # the first update prepares some
+            trainer.iterate()
     trainer.guard.raise_if_halted(trainer.iteration)
+    per_iteration = min(one.replay_ratio for one in replaying) * settings.train_batch_size if replaying else 1.0
+    num_timed = min(MOST_TIMED, math.ceil(1 / per_iteration))  # one update at least
     started = time.perf_counter()
-    trainer.iterate()
+    for _ in range(num_timed):
+        trainer.iterate()
     trainer.guard.raise_if_halted(trainer.iteration)
-    seconds = time.perf_counter() - started
+    seconds = (time.perf_counter() - started) / num_timed
     for name, store in trainer.stores.items():
         others = sum(one.nbytes for name, one in store.state().items() if name not in store.tensors)
         number = math.ceil(store.num_slots / trainer.config.trainer.num_steps)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import torch
 
@@ -20,8 +21,8 @@ from trainers.replay.storage import check_room
 from trainers.run.free_memory import free_bytes
 from warpdrive.errors import ConfigError
 
-MOST_STATES = 10_000
-"""That are looked at for one in which neither side may go on."""
+MOST_STATES = 20_000
+"""That are looked at for one in which neither side may go on, or that was seen before."""
 
 
 @dataclass(frozen=True)
@@ -57,33 +58,94 @@ class RateLimiter:
 
     def fitted(self, at_once: int) -> RateLimiter:
         """For a table into which so many items come together: wider, if it `widens`."""
-        missing = self.missing_room(at_once, max(1, int(at_once * self.samples_per_insert)))
+        missing = self._missing_room(at_once, max(1, int(at_once * self.samples_per_insert)))
         if not self.widens or missing <= 0:
             return self
+        missing = float(math.ceil(missing))
         return replace(self, min_diff=self.min_diff - missing, max_diff=self.max_diff + missing)
 
-    def missing_room(self, at_once: int, drawn: int) -> float:
-        """How far both bounds would have to go apart for so many that come in and are drawn at once; 0 or less: not."""
-        first = math.ceil(self.min_size / at_once) * at_once  # items once draws begin
-        first_diff = first * self.samples_per_insert if first > self.min_size else -math.inf
-        needed = at_once * self.samples_per_insert + drawn
-        return max((needed - (self.max_diff - self.min_diff)) / 2, first_diff - self.max_diff)
+    def _needs(self, at_once: int, drawn: int) -> tuple[Fraction, Fraction]:
+        """How far apart the bounds have to be, and how high the upper one, for so many that come in and are drawn at
+        once, whatever came before."""
+        ratio = exact(self.samples_per_insert)
+        last = self.min_size - 1 + at_once if at_once > 1 else 0  # items once draws begin, at most
+        return at_once * ratio + drawn, last * ratio
 
-    def check(self, name: str, most: int, at_once: int, drawn: int = 1) -> None:
+    def _missing_room(self, at_once: int, drawn: int) -> Fraction | float:
+        """How far both bounds would have to go apart for that; 0 or less: they need not."""
+        room, highest = self._needs(at_once, drawn)
+        apart = exact(self.max_diff) - exact(self.min_diff)
+        return max(highest - exact(self.max_diff), (room - apart) / 2)
+
+    def problem_of(self, at_once: int, drawn: int, items_after: Callable[[int], int] | None = None) -> str | None:
+        """Why so many at once would leave both sides waiting for each other, from an empty table on; None if they would
+        not.
+
+        Args:
+            at_once: items that come in together.
+            drawn: that are drawn together.
+            items_after: how many came in after so many times; if not given, `at_once` each time.
+        """
+        if not self.compares or self._missing_room(at_once, drawn) <= 0:
+            return None
+        stuck = self._stuck(at_once, drawn, items_after or (lambda times: times * at_once))
+        if stuck is None:
+            return None
+        room, highest = self._needs(at_once, drawn)
+        ratio = exact(self.samples_per_insert)
+        buffer = max(room / 2, highest - ratio * self.min_size, ratio, Fraction(1))
+        return (
+            f"{at_once:,} items that come in at once, and {drawn:,} that are drawn at once, wait for each other once "
+            f"{stuck[0]:,} came in and {stuck[1]:,} were drawn: the limiter's bounds are {self.min_diff:g} and "
+            f"{self.max_diff:g}. Take an error_buffer of {math.ceil(buffer):,}, or a queue's size of "
+            f"{math.ceil(max(room, highest)):,}."
+        )
+
+    def _stuck(self, at_once: int, drawn: int, items_after: Callable[[int], int]) -> tuple[int, int] | None:
+        """Items that came in and were drawn where neither side may go on; None if there is no such place.
+
+        The bounds are too close for both sides to be allowed at one time, so there is one way to go.
+        """
+        times = max(0, self.min_size // at_once - 2)  # until there everything comes in, and nothing is drawn
+        sampled, seen, ratio = 0, set(), exact(self.samples_per_insert)
+        for _ in range(MOST_STATES):
+            inserted = items_after(times)
+            now = Counter(self, inserted, sampled)
+            if now.may_insert(at_once, inserted):
+                times += 1
+            elif now.may_sample(drawn, inserted):
+                too_many = (inserted + at_once) * ratio - sampled - exact(self.max_diff)  # for more to come in
+                left = inserted * ratio - sampled - exact(self.min_diff)
+                most = math.ceil(too_many / drawn) if left == math.inf else math.floor(left / drawn)
+                sampled += drawn * max(1, min(math.ceil(too_many / drawn), most))
+            else:
+                return inserted, sampled
+            place = items_after(times + 1) - items_after(times), items_after(times) * ratio - sampled
+            if inserted >= self.min_size and place in seen:
+                return None
+            seen.add(place)
+        return items_after(times), sampled  # it was not seen to go on for ever
+
+    def check(
+        self, name: str, most: int, at_once: int, drawn: int = 1, items_after: Callable[[int], int] | None = None
+    ) -> None:
         """Raises ConfigError where it would let nothing be drawn, or nothing come in, at some time and for ever.
 
         Args:
-            most: items that a table ever has.
-            at_once: that come in together.
-            drawn: that are drawn together.
+            most: items that a table ever has; the others as `problem_of` has them.
         """
         if self.min_size > most:
             raise ConfigError(
                 f"{name}: draws begin with {self.min_size:,} items (min_size), and the store never has more than "
                 f"{most:,}. Lower it, or raise the capacity."
             )
-        if (problem := Counter(self).problem_of(at_once, drawn)) is not None:
+        if (problem := self.problem_of(at_once, drawn, items_after)) is not None:
             raise ConfigError(f"{name}: {problem}")
+
+
+def exact(number: float) -> Fraction | float:
+    """As it is written: 0.3 is three tenths, so that sums meet bounds where they do on paper. Infinities stay."""
+    return Fraction(repr(float(number))) if math.isfinite(number) else float(number)
 
 
 def _check_ratio(samples_per_insert: object) -> None:
@@ -154,58 +216,22 @@ class Counter:
         # The last of them to come in at or above min_size meets the bound; below min_size everything comes in.
         if size + number <= limiter.min_size:
             return True
-        return (self.num_inserted + number) * limiter.samples_per_insert - self.num_sampled <= limiter.max_diff
+        difference = (self.num_inserted + number) * exact(limiter.samples_per_insert) - self.num_sampled
+        return difference <= exact(limiter.max_diff)
 
     def may_sample(self, number: int, size: int) -> bool:
         """Whether so many may be drawn, with `size` items in the table."""
         limiter = self.limiter
         if size < limiter.min_size:
             return False
-        return self.num_inserted * limiter.samples_per_insert - self.num_sampled - number >= limiter.min_diff
+        difference = self.num_inserted * exact(limiter.samples_per_insert) - self.num_sampled - number
+        return difference >= exact(limiter.min_diff)
 
     def insert(self, number: int) -> None:
         self.num_inserted += number
 
     def sample(self, number: int) -> None:
         self.num_sampled += number
-
-    def problem_of(self, num_inserted: int, num_sampled: int) -> str | None:
-        """Why so many at once would leave both sides waiting for each other, from an empty table on; None if they would
-        not."""
-        limiter = self.limiter
-        if (stuck := self._stuck(num_inserted, num_sampled)) is None:
-            return None
-        missing = limiter.missing_room(num_inserted, num_sampled)
-        room = limiter.max_diff - limiter.min_diff
-        came_in, drawn = stuck
-        return (
-            f"{num_inserted:,} items that come in at once, and {num_sampled:,} that are drawn at once, wait for each "
-            f"other once {came_in:,} came in and {drawn:,} were drawn: the limiter's bounds are {room:g} apart. Raise "
-            f"the error_buffer to {math.ceil(room / 2 + missing):,}, or a queue's size to "
-            f"{math.ceil(room + 2 * missing):,}."
-        )
-
-    def _stuck(self, number: int, batch: int) -> tuple[int, int] | None:
-        """Items that came in and were drawn where neither side may go on, the first there is; None if there is none."""
-        limiter = self.limiter
-        if not limiter.compares or limiter.missing_room(number, batch) <= 0:
-            return None
-        seen: set[tuple[int, float]] = set()
-        ahead = deque([(0, 0)])
-        while ahead and len(seen) < MOST_STATES:
-            came_in, drawn = ahead.popleft()
-            now, size = Counter(limiter, came_in, drawn), came_in  # no table is smaller once it was of min_size
-            after = [(came_in + number, drawn)] if now.may_insert(number, size) else []
-            after += [(came_in, drawn + batch)] if now.may_sample(batch, size) else []
-            if not after:
-                return came_in, drawn
-            for state in after:
-                difference = round(state[0] * limiter.samples_per_insert - state[1], 6)
-                where = min(state[0], limiter.min_size), difference
-                if where not in seen:
-                    seen.add(where)
-                    ahead.append(state)
-        return None
 
 
 class Staleness:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.run.manifest import MANIFEST, read_manifest
+from warpdrive.config import shown
 from warpdrive.errors import CheckpointError
 
 DATASET = "dataset.json"
@@ -162,8 +163,8 @@ def difference_of(was: object, now: Sequence[Mapping[str, Any]]) -> str:
     for name in [*ours, *saved]:
         if name not in saved or name not in ours:
             was_kept, is_kept = (" not" if name not in fields else "" for fields in (saved, ours))
-            return f"field '{name}' was{was_kept} kept in the run that was saved, and is{is_kept}"
+            return f"field {shown(name)} was{was_kept} kept in the run that was saved, and is{is_kept}"
         for key, one in ours[name].items():
-            if saved[name].get(key) != one:
-                return f"field '{name}' had {key} {saved[name].get(key)} in the run that was saved, and has {one}"
-    return f"fields were in the order {', '.join(saved)} in the run that was saved, and are {', '.join(ours)}"
+            if (other := saved[name].get(key)) != one:
+                return f"field '{name}' had {key} {shown(other)} in the run that was saved, and has {shown(one)}"
+    return f"fields were {shown(was)} in the run that was saved, and are {', '.join(ours)}, in this order"

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from trainers.experience.field import whole
 from trainers.replay.chunks import REPLAY, Chunks, check_sums
 from trainers.replay.of_ranks import EMPTY
-from trainers.replay.storage import of_steps
+from trainers.replay.storage import OF_TABLE, of_steps
 from trainers.run import checkpoint
 from trainers.run.reading import list_checkpoints
+from warpdrive.config import shown
 from warpdrive.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +92,7 @@ class StoreCheckpoints:
             raise CheckpointError(f"{path}: holds no store of this kind. Take one that StoreCheckpoints saved.")
         check_sums(place, saved.replay[NAME])
         chunks.check_fits(place, saved.replay, are_finite=False)
-        if TABLES in saved.progress and not chunks.resized:  # which older ones do not say
+        if TABLES in saved.progress and not chunks.resized:
             self._check_tables(saved.progress[TABLES], path)
         tensors = saved.tensors[NAME]
         if chunks.resized:
@@ -98,6 +101,8 @@ class StoreCheckpoints:
         checkpoint.check_tensors(into, tensors, file)
         of_size = chunks.resized.get(NAME, self.store)
         why = of_size.why_not_restored(tensors, saved.replay[NAME].num_steps, are_finite=False)
+        if why is None and not chunks.resized:
+            self._check_windows(tensors, saved.replay[NAME].num_steps, file)
         if why is not None:
             raise CheckpointError(f"{file}: {why}. It was changed by hand. Use an older checkpoint.")
         chunks.restore(place, saved.replay, are_ours=place == self.folder)
@@ -106,14 +111,28 @@ class StoreCheckpoints:
         self.store.restored()
         return saved.path
 
-    def _check_tables(self, saved: Mapping[str, Mapping[str, str]], path: Path) -> None:
-        """Raises CheckpointError where a table was another, or is not there."""
+    def _check_tables(self, saved: object, path: Path) -> None:
+        """Raises CheckpointError where a table was another, or is not there; whatever the file says."""
         ours = {name: table.described() for name, table in self.store.tables.items()}
+        if not isinstance(saved, dict) or not all(isinstance(one, dict) for one in saved.values()):
+            told = f"{path}: {TABLES} is {shown(saved)}"
+            raise CheckpointError(f"{told}. It was changed by hand. Use an older checkpoint.")
         if missing := sorted(ours.keys() ^ saved.keys()):
             (told, way_out) = ("was not saved", "Leave it out") if missing[0] in ours else ("is not here", "Make it")
-            raise CheckpointError(f"{path}: table '{missing[0]}' {told}. {way_out}, or take another checkpoint.")
+            raise CheckpointError(f"{path}: table {shown(missing[0])} {told}. {way_out}, or take another checkpoint.")
         for name, table in ours.items():
             for what, now in table.items():
                 if (was := saved[name].get(what)) != now:
+                    was = was if isinstance(was, str) and was.isprintable() and len(was) < 200 else shown(was)
                     told = f"table '{name}' was saved with {what} {was}, and has {now}"
                     raise CheckpointError(f"{path}: {told}. Make it as it was, or give it another name.")
+
+    def _check_windows(self, tensors: Mapping[str, torch.Tensor], num_steps: int, file: Path) -> None:
+        """Raises CheckpointError where a table's items were others: what may be drawn tells, also in older ones."""
+        for name, table in self.store.tables.items():
+            if (tree := table.selector.tree) is None:
+                continue
+            first, end = tensors[f"{OF_TABLE}{name}_range"].tolist()
+            if first < end != tree.anchors.drawable(num_steps)[1]:
+                told = f"{file}: table '{name}' was of another window"
+                raise CheckpointError(f"{told}. Make it as it was, or give it another name.")

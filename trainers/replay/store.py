@@ -307,6 +307,7 @@ class ReplayStore:
         layout = Layout.of(*sizes)
         for table in self.tables.values():
             table.window.check(layout)
+            table.check_limits(1, layout.num_slots)
         num_inserted = {name: table.num_inserted for name, table in self.tables.items()}
         self._check_memory(layout)
         for table in self.tables.values():

@@ -97,11 +97,9 @@ class Table:
                 f"table '{name}': {ratio:g} draws an item cannot be kept up, as max_times_sampled is "
                 f"{max_times_sampled}: in the end nothing more could come in. Raise that, or lower the ratio."
             )
-        most = (layout.num_slots - 1 - window.behind - window.ahead) // window.period + 1
-        rows = self.num_rows * self.world.size
-        self._most_items, self._items_at_once = max(0, most) * rows, -(-layout.num_steps // window.period) * rows
+        self._items_at_once = -(-layout.num_steps // window.period) * self.num_rows * self.world.size
         self.rate_limiter = self.rate_limiter.fitted(self._items_at_once)
-        self._check_limits(1)
+        self.check_limits(1, layout.num_slots)
         self.staleness = Staleness(max_staleness)
         self.num_sampled = torch.zeros(1, dtype=torch.int64)
         """[1] on the host: items drawn so far."""
@@ -158,9 +156,15 @@ class Table:
     def _check_number(self, number: object) -> None:
         whole(f"table '{self.name}': the number of a batch's items", number, 1)
 
-    def _check_limits(self, number: int) -> None:
-        many = number * self.world.size
-        self.rate_limiter.check(f"table '{self.name}'", self._most_items, self._items_at_once, many)
+    def check_limits(self, number: int, num_slots: int) -> None:
+        """Raises ConfigError where the rate limiter would stop draws of so many and windows, both of them and for ever,
+        in a store of so many slots."""
+        window, size, num_steps = self.window, self.world.size, self.store.layout.num_steps
+        most = max(0, (num_slots - 1 - window.behind - window.ahead) // window.period + 1) * self.num_rows * size
+        self.rate_limiter.check(
+            f"table '{self.name}'", most, self._items_at_once, number * size,
+            lambda windows: self._items_of(windows * num_steps) * size,
+        )  # fmt: skip
 
     def _check_room(self, number: int) -> None:
         told = f"table '{self.name}': a batch of {number:,} items"
@@ -175,7 +179,7 @@ class Table:
         """A draw that was packed once, and the batch that it fills; the same two for the same number."""
         self._check_number(number)
         if number not in self._prepared:
-            self._check_limits(number)
+            self.check_limits(number, self.store.num_slots)
             self._check_room(number)
             feed = None if self.store.tiered is None else Feed(self, number)  # each call draws, fetches and gathers
             call, batch = self._prepare(number) if feed is None else (feed.take, feed.batch)
@@ -186,7 +190,7 @@ class Table:
         """Batches of so many items that are drawn ahead, of a store with tiers."""
         self._check_number(number)
         whole(f"table '{self.name}': the number of batches that are drawn ahead", ahead, 1, MAX_AHEAD)
-        self._check_limits(number)
+        self.check_limits(number, self.store.num_slots)
         self._check_room(number)
         return Feed(self, number, ahead)
 
@@ -276,7 +280,10 @@ class Table:
     @property
     def num_inserted(self) -> int:
         """Items that ever could be drawn, since the store's steps are counted."""
-        period, last = self.window.period, self.store.num_steps_added - self.window.ahead
+        return self._items_of(self.store.num_steps_added)
+
+    def _items_of(self, num_steps: int) -> int:
+        period, last = self.window.period, num_steps - self.window.ahead
         return max(0, last // period + 1 - -(-self.window.behind // period)) * self.num_rows
 
     def _counted(self) -> Counter:

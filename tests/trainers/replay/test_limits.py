@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from fractions import Fraction
 
 import pytest
 
@@ -21,11 +22,11 @@ def reverb_may_insert(inserts, samples, size, ratio, min_size, max_diff):
     and as long as `inserts * ratio - samples` stays at or below the largest difference."""
     if size < min_size:
         return True
-    return (inserts + 1) * ratio - samples <= max_diff
+    return (inserts + 1) * Fraction(str(ratio)) - samples <= max_diff
 
 
 def reverb_may_sample(inserts, samples, size, ratio, min_size, min_diff):
-    return size >= min_size and inserts * ratio - (samples + 1) >= min_diff
+    return size >= min_size and inserts * Fraction(str(ratio)) - (samples + 1) >= min_diff
 
 
 @pytest.mark.parametrize(
@@ -120,9 +121,9 @@ def test_a_table_whose_limits_nothing_could_ever_pass_is_refused():
     for limiter, words in (
         (MinSize(23), "draws begin with 23 items (min_size), and the store never has more than 22. Lower it"),
         (Queue(7), "8 items that come in at once, and 1 that are drawn at once, wait for each other once 0 came in and "
-         "0 were drawn: the limiter's bounds are 7 apart. Raise the error_buffer to 5, or a queue's size to 9."),
-        (SampleToInsertRatio(4.0, 10, 16.0), "once 8 came in and 0 were drawn: the limiter's bounds are 32 apart. "
-         "Raise the error_buffer to 24, or a queue"),
+         "0 were drawn: the limiter's bounds are 0 and 7. Take an error_buffer of 7, or a queue's size of 9."),
+        (SampleToInsertRatio(4.0, 10, 16.0), "once 8 came in and 0 were drawn: the limiter's bounds are 24 and 56. "
+         "Take an error_buffer of 28, or a queue"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=re.escape(words)):
             store.table("a", Uniform(), Transitions(), rate_limiter=limiter)
@@ -130,7 +131,7 @@ def test_a_table_whose_limits_nothing_could_ever_pass_is_refused():
         store.table(f"fits {i}", Uniform(), Transitions(), rate_limiter=limiter)
     queue = store.tables["fits 1"]
     queue.prepare_draw(8)
-    with pytest.raises(ConfigError, match="table 'fits 1': .* once 8 came in and 5 were drawn: .* size to 13"):
+    with pytest.raises(ConfigError, match="table 'fits 1': .* once 8 came in and 5 were drawn: .* size of 13"):
         queue.prepare_draw(5)
 
 
@@ -140,9 +141,47 @@ def test_a_ratio_without_a_buffer_of_its_own_fits_what_comes_in_at_once(backend)
     table = store.table("a", Uniform(), Transitions(), rate_limiter=SampleToInsertRatio(4.0, 100))
     for number in (1, 256, 512):
         table.prepare_draw(number)
-        assert Counter(table.rate_limiter).problem_of(128, number) is None
-    with pytest.raises(ConfigError, match="Raise the error_buffer to"):
+        assert table.rate_limiter.problem_of(128, number) is None
+    with pytest.raises(ConfigError, match="Take an error_buffer of"):
         table.prepare_draw(901)
+    for ratio, min_size, batch in ((0.3, 10, 38), (0.3, 500, 38), (0.6, 10, 76), (1.1, 100, 140), (2.3, 100, 294)):
+        limiter = SampleToInsertRatio(ratio, min_size).fitted(128)  # sums that floats would round
+        assert limiter.problem_of(128, batch) is None, ratio
+        counter = Counter(limiter)
+        for _ in range(3000):
+            if counter.may_insert(128, counter.num_inserted):
+                counter.insert(128)
+            else:
+                assert counter.may_sample(batch, counter.num_inserted), (ratio, counter)
+                counter.sample(batch)
+
+
+def test_what_waits_for_ever_after_long_or_as_the_first_window_brings_less_is_refused(backend):
+    """A hundred thousand items come in before the first draw; 2^21 of a queue go by 200. Of 4 steps of 2 envs the
+    first window gives 6 items of 2 steps, and 4 of 3."""
+    for limiter, at_once, batch in (
+        (SampleToInsertRatio(4.0, 100_000, 8.0), 8, 256),
+        (Queue(2**21), 2**21, 200),
+        (Queue(40_001), 40_001, 2),
+        (RateLimiter(1.0, 1, -math.inf, 5.0), 8, 1),
+    ):
+        assert "wait for each other" in limiter.problem_of(at_once, batch)
+    for n_step, limiter, words in (
+        (2, SampleToInsertRatio(4.0, 8, 16.5), "once 6 came in and 0 were drawn"),
+        (3, Queue(8), "once 4 came in and 0 were drawn"),
+    ):
+        store = ReplayStore([Field("reward")], 2, 1, num_steps=4, capacity=80, backend=backend)
+        with pytest.raises(ConfigError, match=words):
+            table = store.table("a", Uniform(), Transitions(n_step=n_step), rate_limiter=limiter)
+            table.prepare_draw(8)
+
+
+def test_a_store_is_not_resized_to_less_than_draws_begin_with(backend):
+    store = ReplayStore([Field("reward")], 2, 1, num_steps=4, capacity=80, backend=backend)
+    store.table("a", Uniform(), Transitions(), rate_limiter=MinSize(40))
+    with pytest.raises(ConfigError, match="draws begin with 40 items .*, and the store never has more than 22"):
+        store.resize(24)
+    assert store.num_slots == 40
 
 
 def test_what_would_wait_for_ever_is_told_before_and_what_would_not_is_not():
@@ -154,14 +193,14 @@ def test_what_would_wait_for_ever_is_told_before_and_what_would_not_is_not():
         number, batch = events.randint(1, 12), events.randint(1, 16)
         buffer = max(1.0, ratio) + events.choice([0, 1, 2, 5, 11, 30])
         limiter = SampleToInsertRatio(ratio, min_size, buffer)
-        problem = Counter(limiter).problem_of(number, batch)
+        problem = limiter.problem_of(number, batch)
         told[problem is not None] += 1
         if problem is not None:
             came_in, drawn = map(int, re.search(r"once (\d+) came in and (\d+) were drawn", problem).groups())
             there = Counter(limiter, came_in, drawn)
             assert not there.may_insert(number, came_in) and not there.may_sample(batch, came_in)
-            wider = SampleToInsertRatio(ratio, min_size, int(re.search(r"error_buffer to (\d+)", problem)[1]))
-            assert Counter(wider).problem_of(number, batch) is None
+            wider = SampleToInsertRatio(ratio, min_size, int(re.search(r"error_buffer of (\d+)", problem)[1]))
+            assert wider.problem_of(number, batch) is None
             continue
         for _ in range(5):
             counter = Counter(limiter)
@@ -182,14 +221,17 @@ def test_limits_that_no_side_could_keep_are_told():
         MinSize(0)
     with pytest.raises(ConfigError, match="samples_per_insert: 0 is no ratio"):
         RateLimiter(0)
-    counter = Counter(SampleToInsertRatio(4.0, 10, 8.0))
-    problem = counter.problem_of(num_inserted=2, num_sampled=15)
-    assert problem.endswith("the limiter's bounds are 16 apart. Raise the error_buffer to 12, or a queue's size to 23.")
-    assert counter.problem_of(num_inserted=2, num_sampled=16) is None  # by 8 up and 16 down, from 40, within 32 and 48
-    assert counter.problem_of(num_inserted=1, num_sampled=8) is None
+    limiter = SampleToInsertRatio(4.0, 10, 8.0)
+    problem = limiter.problem_of(at_once=2, drawn=15)
+    assert problem.endswith("bounds are 32 and 48. Take an error_buffer of 12, or a queue's size of 44.")
+    assert limiter.problem_of(at_once=2, drawn=16) is None  # by 8 up and 16 down, from 40, within 32 and 48
+    assert limiter.problem_of(at_once=1, drawn=8) is None
+    pair = RateLimiter(4.0, 10, 100.0, 110.0).problem_of(8, 1)
+    wider = SampleToInsertRatio(4.0, 10, int(re.search(r"error_buffer of (\d+)", pair)[1]))
+    assert wider.problem_of(8, 1) is None
     with pytest.raises(ConfigError, match="max_diff: nan is no bound"):
         RateLimiter(1.0, 1, 0.0, math.nan)
-    assert Counter(MinSize(5)).problem_of(1000, 1000) is None and math.isinf(MinSize(5).max_diff)
+    assert MinSize(5).problem_of(1000, 1000) is None and math.isinf(MinSize(5).max_diff)
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,17 @@ def test_another_table_is_not_restored(tmp_path, backend, name, selector, window
     assert other.store.num_steps_added == 0
 
 
+@pytest.mark.parametrize(
+    "said", [None, [], "x", 3, {"per": None}, {"per": "x"}, {"per": {"selector": 3}}, {"per": {"selector": "a\n\x1b"}}]
+)
+def test_tables_that_were_changed_by_hand_are_told(tmp_path, backend, said):
+    kept = Kept(Played(3, 2, 4, seed=9), 8, backend)
+    kept.store.table("per", Prioritized(), Transitions())
+    with pytest.raises(CheckpointError) as told:
+        StoreCheckpoints(kept.store, tmp_path)._check_tables(said, tmp_path)
+    assert str(told.value).isprintable()
+
+
 def test_files_without_a_folder_are_of_somebody(backend, monkeypatch):
     """Of no run and no checkpoints: nothing could be written, so nothing is taken in."""
     monkeypatch.setattr(store_module, "CHUNK_BYTES", 1)
