@@ -62,3 +62,14 @@ def buffer_size() -> str:
         f"DQN, {report['results']['env_steps']:,} env steps, all else alike ({made(report)}):\n\n"
         f"{table(*names, rows=rows)}"
     )
+
+
+def share() -> str:
+    """What drawing and new priorities take of an update of DQN, by torch and by the trainer's own kernels."""
+    report, rows = report_of("replay_cuda"), []
+    for batch, one in report["results"]["R6"].items():
+        ours = one["trainer"]
+        torchs = f"{one['share_percent']:.1f} % of {one['whole_us']:,.0f} us"
+        rows.append((f"{int(batch):,}", torchs, f"{ours['percent']:.1f} % of {ours['whole_us']:,.0f} us"))
+    names = ("transitions of an update", "of torch's update", f"of the trainer's own, {ours['path']}")
+    return f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}"
