@@ -73,3 +73,13 @@ def share() -> str:
         rows.append((f"{int(batch):,}", torchs, f"{ours['percent']:.1f} % of {ours['whole_us']:,.0f} us"))
     names = ("transitions of an update", "of torch's update", f"of the trainer's own, {ours['path']}")
     return f"{report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}"
+
+
+def handover() -> str:
+    """Windows from rank to rank, alone and beside a learner."""
+    report, rows = report_of("handover_cuda"), []
+    for window, one in report["results"].items():
+        times = (f"{one[name]:,.0f} us" for name in ("alone_us", "learner_us", "together_us"))
+        rows.append((window, f"{one['bytes'] / 1e6:.1f} MB", *times))
+    names = ("window", "bytes", "handed over alone", "the learner alone", "both")
+    return f"Two of {report['device']} ({made(report)}):\n\n{table(*names, rows=rows)}"

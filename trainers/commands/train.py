@@ -172,6 +172,7 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     Raises:
         MemoryShortError: the run does not fit.
     """
+    from trainers.algorithms.off_policy import OffPolicyConfig
     from trainers.population import config_of_member
     from trainers.run.estimate import estimate, printed_size
     from trainers.run.free_memory import free_bytes
@@ -197,8 +198,8 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     num_samples = config.trainer.train_batch_size * env.num_agents
     with tempfile.TemporaryDirectory(prefix="warpdrive-dry-run-") as folder:
         saving = dataclasses.replace(config.saving, basedir=folder)
-        soon = {name: getattr(one, "learning_soon", lambda one=one: one)() for name, one in config.policy.items()}
-        trainer = Trainer(dataclasses.replace(config, saving=saving, policy=soon), "dry-run")
+        soon = {name: one.learning_soon() for name, one in config.policy.items() if isinstance(one, OffPolicyConfig)}
+        trainer = Trainer(dataclasses.replace(config, saving=saving, policy={**config.policy, **soon}), "dry-run")
         for _ in range(2):
             trainer.env.step()
         trainer.rollout.begin()
@@ -238,7 +239,7 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
         others = sum(one.nbytes for name, one in store.state().items() if name not in store.tensors)
         number = math.ceil(store.num_slots / trainer.config.trainer.num_steps)
         sizes = f"{printed_size(store.num_bytes)} of steps and {printed_size(others)} besides"
-        full = f"full after {number:,} iterations, about {number * seconds:,.0f} s as the last one went"
+        full = f"full after {number:,} iterations, about {number * seconds:,.0f} s as the last ones went"
         yield f"{name}: {sizes} on {trainer.env.device}; {full}"
         division = None if store.tiered is None else store.tiered.division
         for where, num_bytes, first in () if division is None else division.plan():

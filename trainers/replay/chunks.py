@@ -195,8 +195,7 @@ class Chunks:
                 told = f"{key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
                 if key == "fields":
                     told = difference_of(was.get(key), now[key])
-                told = f"{name}'s {told}"
-                raise CheckpointError(f"{folder}: {told} in this one. Leave it as it was. {EMPTY}")
+                raise CheckpointError(f"{folder}: {name}'s {told} in this one. Leave it as it was. {EMPTY}")
             if listing.gaps and _files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
             if cut is not None and store.tiered is not None:

@@ -116,8 +116,8 @@ class RateLimiter:
             elif now.may_sample(drawn, inserted):
                 too_many = (inserted + at_once) * ratio - sampled - exact(self.max_diff)  # for more to come in
                 left = inserted * ratio - sampled - exact(self.min_diff)
-                most = math.ceil(too_many / drawn) if left == math.inf else math.floor(left / drawn)
-                sampled += drawn * max(1, min(math.ceil(too_many / drawn), most))
+                draws = math.ceil(too_many / drawn)
+                sampled += drawn * (draws if left == math.inf else min(draws, math.floor(left / drawn)))
             else:
                 return inserted, sampled
             place = items_after(times + 1) - items_after(times), items_after(times) * ratio - sampled

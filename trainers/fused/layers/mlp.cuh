@@ -63,9 +63,6 @@ static_assert(TILES1 % AT_ONCE1 == 0 && KEPT2 % AT_ONCE2 == 0, "tiles are left o
 
 // What the outputs of the network at hand are, for functions that have a parameter `is_critic`. Macros, so that they are
 // constants from the start where a network is alone.
-#undef HAS_POLICY_HERE
-#undef HAS_VALUE_HERE
-#undef VALUE_AT
 #define HAS_POLICY_HERE (NUM_OUTPUTS > 0 && !(IS_EITHER && is_critic))
 #define HAS_VALUE_HERE (HAS_VALUE && !(IS_EITHER && !is_critic))
 #define VALUE_AT (IS_EITHER ? 0 : NUM_OUTPUTS)
