@@ -167,8 +167,7 @@ def measure(
             "us_an_update": round(1e6 * seconds / losses[num_windows + 1 :].numel(), 1),
         }
         if tiered is not None:
-            if kind == "file":
-                tiered.files.flush()  # a file that is being written is admitted already
+            learner.store.flush()  # a file that is being written is admitted already
             after = tiered.counters()
             result |= {name: after[name] - before[name] for name in ("fetched", "stalls")}
             result["stalled"] = round((after["stall_seconds"] - before["stall_seconds"]) / seconds, 4)
@@ -177,7 +176,6 @@ def measure(
                 read = after["bytes_read"] - before["bytes_read"]
                 result["MB_a_second_from_files"] = round(read / seconds / 1e6, 1)
                 result["bytes_ratio"] = round(after["bytes_written"] / after["bytes_admitted"], 4)
-                tiered.files.close()
         found[kind] = result
         del learner
     return found

@@ -7,9 +7,10 @@ import contextlib
 import dataclasses
 import math
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -196,10 +197,13 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     if free is not None:
         say(f"free on {backend.device}: {printed_size(free)}")
     num_samples = config.trainer.train_batch_size * env.num_agents
-    with tempfile.TemporaryDirectory(prefix="warpdrive-dry-run-") as folder:
+    with tempfile.TemporaryDirectory(prefix="warpdrive-dry-run-") as folder, contextlib.ExitStack() as at_the_end:
         saving = dataclasses.replace(config.saving, basedir=folder)
         soon = {name: one.learning_soon() for name, one in config.policy.items() if isinstance(one, OffPolicyConfig)}
+        for one in soon.values():
+            at_the_end.callback(_remove, _missing_folders(one.tiers.folder))
         trainer = Trainer(dataclasses.replace(config, saving=saving, policy={**config.policy, **soon}), "dry-run")
+        at_the_end.callback(_remove_files, trainer)
         for _ in range(2):
             trainer.env.step()
         trainer.rollout.begin()
@@ -212,6 +216,25 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
     done = "two steps and an update were made" if learns else "two steps were made; an update would take long here"
     say(f"dry run: everything was made, {done}, nothing was kept")
     return 0
+
+
+def _missing_folders(folder: str | None) -> list[Path]:
+    """What is made where files are to go into this folder, the innermost first."""
+    return [] if folder is None else [one for one in (Path(folder), *Path(folder).parents) if not one.exists()]
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    with contextlib.suppress(OSError):  # somebody else's files are in it by now
+        for one in folders:
+            one.rmdir()
+
+
+def _remove_files(trainer: Trainer) -> None:
+    """Those of a run's tiers, once no thread writes one."""
+    for store in trainer.stores.values():
+        store.flush()
+        if store.tiered is not None and store.tiered.files is not None:
+            shutil.rmtree(store.tiered.files.folder, ignore_errors=True)
 
 
 def _plan_of_stores(trainer: Trainer) -> Iterator[str]:

@@ -407,12 +407,6 @@ class Filed:
         down = head - self.division.hot + 2 * self.division.num_steps
         self.settled = max(0, down) // group * group
 
-    def close(self) -> None:
-        """Waits for its threads, which end."""
-        self.flush()
-        self._writer.shutdown()
-        self.reader.shutdown()
-
     def forget(self) -> None:
         """Waits for the writer, and knows of no file."""
         for one in self._waiting:

@@ -218,6 +218,12 @@ class ReplayStore:
             told = "what was prepared is of memory that the store left when it was resized"
             raise ConfigError(f"{told}. Call {prepared_by} again, and capture anew what calls it.")
 
+    def flush(self) -> None:
+        """Returns once all that is to go into files by now is in them, and nothing is written there any more; at once
+        where tiers have no files."""
+        if self.tiered is not None and self.tiered.files is not None:
+            self.tiered.files.flush()
+
     # ----------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, torch.Tensor]:

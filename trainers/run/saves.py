@@ -52,17 +52,23 @@ class Saves:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """While it is entered: the clock runs, the last checkpoint's room is reserved, and what was begun is ended on
-        leaving; unless the user wants the end at once."""
+        leaving; unless the user wants the end at once. Nothing is written into the run's folder after the last
+        iteration."""
         self._since = self.now()
         self._reserve_room()
         try:
             yield
+            self._flush_stores()
         except BaseException as error:
             if type(error) is not KeyboardInterrupt:
                 self.wait()
             raise
         finally:
             self.free_room()
+
+    def _flush_stores(self) -> None:
+        for store in self.trainer.stores.values():
+            store.flush()
 
     def asked(self, stop: StopSignals) -> int | None:
         """What this rank wants after this iteration: to stop, by the signal's number; SAVE; or nothing."""

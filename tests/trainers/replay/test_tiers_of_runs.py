@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import tempfile
+import time
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from trainers_runs import config_of
 
 from trainers.commands.train import dry_run
 from trainers.replay import store as store_module
+from trainers.replay.file_tier import Filed
 from trainers.replay.tiered import SO_FAR
 from trainers.replay.tiers import Device, File, Pinned, TiersConfig, bytes_of_text
 from trainers.run.checkpoint import load_checkpoint
@@ -174,8 +177,8 @@ def test_sequences_and_teams_learn_the_same_bits_and_go_on_with_them(tmp_path, d
 def run_with_files_in(folder, basedir, resume=None, name="same", **more) -> Trainer:
     """DQN of 8 envs in 5 steps an iteration, whose steps leave the device after 15."""
     sizes = {"num_envs": 8, "train_batch_size": 40, "total_timesteps": more.pop("length", 480), "device": "cpu"}
-    freq = more.pop("model_params_save_freq", 3)
-    config = config_of("dqn", sizes, {"basedir": str(basedir), "model_params_save_freq": freq})
+    saving = {"model_params_save_freq": more.pop("model_params_save_freq", 3), "replay": more.pop("replay", True)}
+    config = config_of("dqn", sizes, {"basedir": str(basedir), **saving})
     tiers = {"device": "360KB", "file": "1GB", "ahead": 2, **({} if folder is None else {"folder": str(folder)})}
     tiers |= more.pop("tiers", {})
     tagger = {**config["policy"]["tagger"], "buffer_size": 4000, "prioritized": False, "tiers": tiers, **more}
@@ -274,6 +277,34 @@ def test_a_place_of_files_that_another_process_has_or_that_is_a_link_is_left_alo
     with pytest.raises(CheckpointError, match=f"^{re.escape(str(place))}: is a link"):
         run_with_files_in(tmp_path / "scratch", tmp_path, path)
     assert everything_in(tmp_path / "elsewhere") == before
+
+
+@pytest.mark.parametrize("has_folder", [False, True], ids=["of the run", "of its own"])
+def test_no_thread_writes_a_file_once_a_run_or_a_dry_run_has_ended(tmp_path, monkeypatch, has_folder):
+    """Where a run's folder is temporary it can be removed then; a dry run leaves nothing, wherever files go."""
+    write, begun, ended = Filed._write, [], []
+
+    def slow_write(self, begin):
+        begun.append(begin)
+        time.sleep(0.3)
+        write(self, begin)
+        ended.append(begin)
+
+    monkeypatch.setattr(Filed, "_write", slow_write)
+    folder = tmp_path / "scratch" / "of" / "mine" if has_folder else None
+    trainer = run_with_files_in(folder, tmp_path / "runs", model_params_save_freq=0, replay=False)
+    config = trainer.config
+    trainer.train()
+    assert begun and begun == ended
+    del trainer
+    gc.collect()
+    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "scratch", ignore_errors=True)
+    num_begun = len(begun)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert dry_run(config, print) == 0
+    assert len(begun) > num_begun and begun == ended
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("has_folder", [False, True], ids=["of the run", "of its own"])
