@@ -192,7 +192,7 @@ class Priorities:
     alpha: float
     beta: float
     epsilon: float
-    is_normalised: bool = True
+    normalised_by: str | None = "batch"
     of: dict[tuple[int, ...], float] = field(default_factory=dict)
     largest: float = 1.0
 
@@ -214,7 +214,9 @@ class Priorities:
         leaves = self.leaves()
         total, number = sum(leaves.values()), len(leaves)
         raw = [(number * leaves[item] / total) ** -self.beta for item in items]
-        return [one / max(raw) for one in raw] if self.is_normalised else raw
+        of_all = [(number * leaf / total) ** -self.beta for leaf in leaves.values() if leaf > 0]
+        largest = {"batch": max(raw), "store": max(of_all), None: 1.0}[self.normalised_by]
+        return [one / largest for one in raw]
 
 
 def strata(leaves: Sequence[int], number: int) -> list[set[int]]:

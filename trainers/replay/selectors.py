@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from trainers.replay.table import Table
 
 
+STORE = "store"
+NORMALISED_BY = ("batch", STORE)
+
+
 class Selector:
     """Chooses items of a table. Derive from it and write `draw_item`."""
 
@@ -113,14 +117,15 @@ class Uniform(Selector):
 class Prioritized(Selector):
     """Each as often as (its priority + epsilon)^alpha of all; weights make up for that as far as beta says.
 
-    What comes in has the largest priority there ever was, until `Table.update` gives it another. Weights are divided by
-    the largest of their batch: one item that is hardly ever drawn then makes no other's small, and no second tree is
-    needed. What is 0 in the tree, as its priority and epsilon are 0, is never drawn again.
+    What comes in has the largest priority there ever was, until `Table.update` gives it another. What is 0 in the tree,
+    as its priority and epsilon are 0, is never drawn again. Weights are (number of items * chance)^-beta, over the
+    largest of their batch: one item that is hardly ever drawn then makes no other's small.
 
     Args:
         beta: 0: weights are 1; 1: they make up for all of it. A schedule counts env steps, see `Table.at`;
             [[step, value], ...], as in configs, is one, too.
-        is_normalised: whether weights are divided so; else they are (number of items * chance)^-beta.
+        normalised_by: what weights are divided by: the largest of the "batch"; the largest that any item of the "store"
+            has now, for which each draw reads all leaves; None: nothing.
         is_stratified: whether a batch takes one item from each of as many equal parts of all priorities as it has
             items; else each is drawn by itself.
         own: name of a store's field [] float32 with the priorities that items come with: their actors' errors.
@@ -135,7 +140,7 @@ class Prioritized(Selector):
         alpha: float = 0.6,
         beta: Number | Sequence[Sequence[float]] = 0.4,
         epsilon: float = 1e-6,
-        is_normalised: bool = True,
+        normalised_by: str | None = "batch",
         is_stratified: bool = True,
         own: str | None = None,
     ) -> None:
@@ -152,13 +157,16 @@ class Prioritized(Selector):
             if not isinstance(one, numbers.Real) or not 0 <= one <= 1:
                 raise ConfigError(f"beta: {in_a_line(one)} is no part. Take 0 to 1, or a schedule.")
         self.alpha, self.beta, self.epsilon = alpha, beta, epsilon
-        self.is_normalised, self.is_stratified, self.own = is_normalised, is_stratified, own
+        if normalised_by not in (*NORMALISED_BY, None):
+            raise ConfigError(f"normalised_by: {in_a_line(normalised_by)}. Take {' or '.join(NORMALISED_BY)}, or None.")
+        self.normalised_by, self.is_stratified, self.own = normalised_by, is_stratified, own
 
     def attach(self, table: Table) -> None:
         own = None if self.own is None else _own_priorities(table, self.own)
-        self.tree = _tree_of(table, self.alpha, epsilon=self.epsilon, own=own, is_normalised=self.is_normalised)
-        self.one_tree = OneTree.of(table, self.tree, is_weighed=True)
-        self.meets = self.is_normalised and self.one_tree is None
+        is_normalised = self.normalised_by is not None
+        self.tree = _tree_of(table, self.alpha, epsilon=self.epsilon, own=own, is_normalised=is_normalised)
+        self.one_tree = OneTree.of(table, self.tree, is_weighed=True, by_store=self.normalised_by == STORE)
+        self.meets = is_normalised and self.one_tree is None
         self.at(0)
 
     def described(self) -> str:

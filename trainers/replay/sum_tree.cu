@@ -213,10 +213,30 @@ extern "C" __global__ void __launch_bounds__(512) draw_leaves_by_four(
     draw_batch<4>(leaves, nodes, range, seed, draws, beta, words, index, weight, width, num_items);
 }
 
+// Notes the smallest leaf of an item that may be drawn.
+//   share  [2]  of weigh_batch, LARGEST_LEAF before                                                      written
+extern "C" __global__ void __launch_bounds__(256) note_smallest(const int* leaves, long long* share)
+{
+    __shared__ int lowest;
+    if (threadIdx.x == 0) lowest = (int)LARGEST_LEAF;
+    __syncthreads();
+    unsigned found = LARGEST_LEAF;
+    const uint4* const lines = (const uint4*)leaves;  // what fills the last one up is 0
+    for (long long i = global_thread(); i < (NUM_LEAVES + 3) / 4; i += num_global_threads()) {
+        const uint4 line = lines[i];
+        const unsigned values[4] = {line.x, line.y, line.z, line.w};
+#pragma unroll
+        for (int n = 0; n < 4; ++n) found = values[n] != 0u && values[n] < found ? values[n] : found;
+    }
+    atomicMin(&lowest, (int)found);
+    __syncthreads();
+    if (threadIdx.x == 0) atomicMin(share + 1, (long long)lowest);
+}
+
 // Gives the batch of one of several ranks its weights: those of one tree over all, times how much more of all priorities
-// the rank has than an even share; see one_tree.py.
+// the rank has than an even share; see one_tree.py. One that is alone has an even share.
 //   range      [2]        first anchor in the tree, and the one after the last; every rank has as many   read
-//   shares     [rank, 2]  a rank's priorities, and the smallest of its batch                             read
+//   shares     [rank, 2]  a rank's priorities, and the smallest of its batch, or of all                  read
 //   share      [2]        this rank's own, which tells the next draw                                     written
 //   weight     [num_items]                                                                               read, written
 //   is_weighed whether weights make up for priorities; else they only get the factor

@@ -29,6 +29,8 @@ FOUR_LANES_ITEMS = 8192
 BLOCK_ITEMS = 1 << 14
 """That a block may change: what it sums up in shared memory has 32 bits."""
 THREADS = 256
+LEAVES_OF_THREAD = 32
+"""That a thread looks at, where one look at all is wanted."""
 CHUNK_LEAVES, FOLLOW_BLOCKS = CHILDREN**3, 132
 """Leaves that a block changes at once as steps come in; blocks that do so at most."""
 
@@ -221,6 +223,10 @@ class SumTree:
         given = {"index": index, "weight": weight, "shares": shares, "share": share, "num_items": len(index)}
         ranks = {"rank": rank, "num_ranks": len(shares), "is_weighed": int(is_weighed)}
         return self._prepare("weigh_batch", len(index), 1, **given, **ranks)
+
+    def prepare_smallest(self, share: torch.Tensor) -> Callable[[], None]:
+        """What notes the smallest leaf of an item that may be drawn, in `share` [2] of `prepare_weigh`."""
+        return self._prepare("note_smallest", -(-self.anchors.num_leaves // LEAVES_OF_THREAD), 1, share=share)
 
     def prepare_count(self, index: torch.Tensor, weight: torch.Tensor) -> Callable[[], None]:
         """What counts a batch that was drawn, of which rows of an item are neighbours, and takes out of the tree what

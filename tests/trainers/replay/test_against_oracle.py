@@ -200,9 +200,10 @@ CASES = {
     # envs, agents, steps of a window, steps to a memory; windows; item; priorities; batch
     "steps and frames of agents": ((3, 2, 3, 0), 5, STEPS, {"alpha": 0.6, "beta": 0.4}, 24),
     "steps of envs": ((3, 3, 5, 0), 3, ENV_STEPS, {"alpha": 1.0, "beta": 1.0, "epsilon": 0.0,
-                                                   "is_normalised": False}, 16),
+                                                   "normalised_by": None}, 16),
     "sequences of envs": ((4, 2, 4, 2), 6, ENV_ROWS, {"alpha": 0.9, "beta": 0.6, "epsilon": 0.01}, 12),
-    "sequences of agents": ((2, 2, 3, 3), 8, AGENT_ROWS, {"alpha": 0.5, "beta": 0.5, "epsilon": 0.0}, 9),
+    "sequences of agents": ((2, 2, 3, 3), 8, AGENT_ROWS, {"alpha": 0.5, "beta": 0.5, "epsilon": 0.0,
+                                                          "normalised_by": "store"}, 9),
 }  # fmt: skip
 WINDOWS = 16
 

@@ -102,9 +102,9 @@ def exact(table):
     return table.selector.tree.leaves[: SLOTS * table.store.layout.num_envs].cpu().double().numpy() / 2**20
 
 
-def drawn_by_ranks(backend, is_normalised, num_batches):
+def drawn_by_ranks(backend, normalised_by, num_batches):
     def call(world):
-        selector = Prioritized(alpha=1.0, beta=BETA, epsilon=0.0, is_normalised=is_normalised)
+        selector = Prioritized(alpha=1.0, beta=BETA, epsilon=0.0, normalised_by=normalised_by)
         table = prioritised(table_of(backend, NUM_ENVS, selector, world=world), world.rank * NUM_ENVS)
         found = []
         for _ in range(num_batches):
@@ -116,20 +116,21 @@ def drawn_by_ranks(backend, is_normalised, num_batches):
     return as_ranks(backend, call)
 
 
-@pytest.mark.parametrize("is_normalised", [False, True])
-def test_frequencies_weights_and_the_gradient_are_one_trees(backend, is_normalised):
+@pytest.mark.parametrize("normalised_by", [None, "batch", "store"])
+def test_frequencies_weights_and_the_gradient_are_one_trees(backend, normalised_by):
     """Draws of a rank's item i: B/R p_i / M_r. Its weight: (N p_i / M)^-beta R M_r / M. One tree draws B p_i / M."""
     num_batches, num_all = 300, NUM_RANKS * BATCH
-    ranks = drawn_by_ranks(backend, is_normalised, num_batches)
+    ranks = drawn_by_ranks(backend, normalised_by, num_batches)
     leaves = np.stack([one for one, *_ in ranks])
-    one_tree = prioritised(table_of(backend, NUM_RANKS * NUM_ENVS, Prioritized(1.0, BETA, 0.0, is_normalised=False)))
+    one_tree = prioritised(table_of(backend, NUM_RANKS * NUM_ENVS, Prioritized(1.0, BETA, 0.0, normalised_by=None)))
     whole = exact(one_tree).reshape(SLOTS, NUM_RANKS, NUM_ENVS).transpose(1, 0, 2).reshape(NUM_RANKS, -1)
     assert np.array_equal(leaves, whole)
     total, number = leaves.sum(), (leaves > 0).sum()
     assert number == 28 and leaves[1].sum() / leaves[0].sum() > 8
     alone = np.where(leaves > 0, (number * np.maximum(leaves, 1e-9) / total) ** -BETA, 0)
     lowest = np.stack([leaves[rank][index].min(1) for rank, (_, index, _) in enumerate(ranks)]).min(0)
-    largest = (number * lowest / total) ** -BETA if is_normalised else np.ones(num_batches)
+    lowest = leaves[leaves > 0].min() if normalised_by == "store" else lowest
+    largest = (number * lowest / total) ** -BETA * np.ones(num_batches) if normalised_by else np.ones(num_batches)
     for rank, (_, index, weight) in enumerate(ranks):
         factor = NUM_RANKS * leaves[rank].sum() / total
         np.testing.assert_allclose(weight, factor * alone[rank][index] / largest[:, None], rtol=2e-6)
@@ -139,7 +140,7 @@ def test_frequencies_weights_and_the_gradient_are_one_trees(backend, is_normalis
         there = expected > 0
         statistic = ((counts - expected)[there] ** 2 / expected[there]).sum()
         assert statistic < chi2.ppf(0.999, there.sum() - 1)
-    if is_normalised:
+    if normalised_by:
         return
     # The gradient of a batch is the sum of weight * gradient over its items: its expectation, for any gradients.
     gradient = np.random.default_rng(1).standard_normal(leaves.shape)
@@ -156,7 +157,7 @@ def test_frequencies_weights_and_the_gradient_are_one_trees(backend, is_normalis
 
 
 def test_the_same_seeds_draw_the_same_bits_and_ranks_draw_their_own(backend):
-    once, again = (drawn_by_ranks(backend, True, 5) for _ in range(2))
+    once, again = (drawn_by_ranks(backend, "batch", 5) for _ in range(2))
     for (_, index, weight), (_, same_index, same_weight) in zip(once, again, strict=True):
         assert np.array_equal(index, same_index) and np.array_equal(weight, same_weight)
     assert not np.array_equal(once[0][1], once[1][1])

@@ -96,6 +96,7 @@ def share_a_selector(store) -> None:
         (lambda b: make(b).table("a", Prioritized(), WINDOW).update(np.zeros(1, int), np.zeros(1)), "type ndarray."),
         (lambda b: make(b).table("a", Prioritized(), WINDOW).prepare_update(torch.arange(3), torch.ones(2)),
          "update got priority [2] float32. Give [N] float32 of an index [3]."),
+        (lambda b: Prioritized(normalised_by="all"), "normalised_by: 'all'. Take batch or store, or None."),
         (lambda b: Prioritized(alpha="0.6"), "alpha: '0.6' is no size. Take a number of at least 0."),
         (lambda b: Prioritized(beta="0.4"), "beta: '0.4' is no part. Take 0 to 1, or a schedule."),
         (lambda b: Prioritized(beta=[[0, 0.4], [9, 1.5]]), "beta: 1.5 is no part. Take 0 to 1, or a schedule."),

@@ -5,7 +5,11 @@ import pytest
 import torch
 from tree_cases import MIDDLE, draw, leaves_of, set_to, tree_of
 
+from trainers.experience.field import Field
+from trainers.replay.selectors import Prioritized
+from trainers.replay.store import ReplayStore
 from trainers.replay.sum_tree import UNITS
+from trainers.replay.windows import Transitions
 
 
 class PlainTree(dict):
@@ -32,7 +36,8 @@ class PlainTree(dict):
 
 
 def test_weights_and_priorities_are_torchrls(backend, monkeypatch):
-    """Of one draw of theirs: the same priorities in the tree, and weights as they differ by their largest alone."""
+    """Of one draw of theirs: the same priorities in the tree, and weights, which theirs divides by the store's largest.
+    A tree alone divides them by the batch's: they differ by that alone."""
     theirs = pytest.importorskip("torchrl.data.replay_buffers.samplers.prioritized", reason="there is no torchrl here")
     storages = pytest.importorskip("torchrl.data", reason="there is no torchrl here")
     if theirs.SumSegmentTreeFp32 is None:
@@ -42,7 +47,7 @@ def test_weights_and_priorities_are_torchrls(backend, monkeypatch):
         monkeypatch.setattr(theirs, "MinSegmentTreeFp64", lambda capacity: PlainTree(capacity, np.min))
     alpha, beta, epsilon, number = 0.7, 0.5, 1e-8, 6400
     torch.manual_seed(13)
-    priority = torch.rand(number) * 3 + 1e-3
+    priority = torch.rand(number) * 3 + 0.1  # the smallest is what theirs divides by: 2^-20 is little of it
     sampler = theirs.PrioritizedSampler(number, alpha, beta, epsilon)
     storage = storages.ListStorage(number)
     storage.set(list(range(number)), torch.arange(number))
@@ -61,6 +66,22 @@ def test_weights_and_priorities_are_torchrls(backend, monkeypatch):
     assert both.sum() > 500
     ratio = weight[both] / expected[index - 100][both]
     assert np.allclose(ratio, ratio[0], rtol=1e-5)
+    table = full_table(backend, Prioritized(alpha, beta, epsilon, normalised_by="store"))
+    table.update(torch.arange(64, 6464, device=backend.device), priority.to(backend.device))
+    batch = table.draw(2000)
+    index, weight = batch.index.cpu().numpy() - 64, batch.weight.cpu().numpy()
+    both = expected[index] > 0
+    assert both.sum() > 500 and 0 < weight.min() < weight.max() < 0.999
+    assert np.allclose(weight[both], expected[index][both], rtol=1e-5)
+
+
+def full_table(backend, selector):
+    """6,400 items, of steps 1 to 100 of 64 envs: leaves 64 to 6,463."""
+    store = ReplayStore([Field("reward", axis="env")], 64, 1, 101, 64 * 101, backend)
+    table = store.table("per", selector, Transitions(axis="env"))
+    ends = {name: torch.zeros(101, 64, dtype=torch.bool, device=backend.device) for name in ("terminated", "truncated")}
+    store.add({"reward": torch.zeros(101, 64, device=backend.device), **ends})
+    return table
 
 
 def test_the_tree_draws_what_cumulative_sums_draw(backend):
