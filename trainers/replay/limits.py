@@ -56,6 +56,10 @@ class RateLimiter:
         if not self.min_diff <= self.max_diff:
             raise ConfigError(f"min_diff {self.min_diff} is above max_diff {self.max_diff}. Exchange them.")
 
+    def still_drawn(self, num_sampled: int, num_gone: int) -> int:
+        """Draws that are counted on, where of the items that came in so many are counted no more."""
+        return num_sampled - round(num_gone * self.samples_per_insert) if self.compares else num_sampled
+
     def fitted(self, at_once: int) -> RateLimiter:
         """For a table into which so many items come together: wider, if it `widens`."""
         missing = self._missing_room(at_once, max(1, int(at_once * self.samples_per_insert)))

@@ -107,8 +107,12 @@ class StoreCheckpoints:
             raise CheckpointError(f"{file}: {why}. It was changed by hand. Use an older checkpoint.")
         chunks.restore(place, saved.replay, are_ours=place == self.folder)
         checkpoint.restore_tensors(into, tensors, file)
+        is_resized = bool(chunks.resized)
         chunks.move_resized()
         self.store.restored()
+        for name, table in self.store.tables.items() if is_resized else ():
+            if (drawn := saved.tensors[NAME].get(f"{OF_TABLE}{name}_num_sampled")) is not None:
+                table.go_on_from(int(drawn), table.items_of(saved.replay[NAME].num_steps))
         return saved.path
 
     def _check_tables(self, saved: object, path: Path) -> None:

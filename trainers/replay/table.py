@@ -163,7 +163,7 @@ class Table:
         most = max(0, (num_slots - 1 - window.behind - window.ahead) // window.period + 1) * self.num_rows * size
         self.rate_limiter.check(
             f"table '{self.name}'", most, self._items_at_once, number * size,
-            lambda windows: self._items_of(windows * num_steps) * size,
+            lambda windows: self.items_of(windows * num_steps) * size,
         )  # fmt: skip
 
     def _check_room(self, number: int) -> None:
@@ -279,10 +279,11 @@ class Table:
 
     @property
     def num_inserted(self) -> int:
-        """Items that ever could be drawn, since the store's steps are counted."""
-        return self._items_of(self.store.num_steps_added)
+        """Items that ever could be drawn, since the store's steps are counted: what a limiter goes by."""
+        return self.items_of(self.store.num_steps_added)
 
-    def _items_of(self, num_steps: int) -> int:
+    def items_of(self, num_steps: int) -> int:
+        """That ever could be drawn after so many steps of each env."""
         period, last = self.window.period, num_steps - self.window.ahead
         return max(0, last // period + 1 - -(-self.window.behind // period)) * self.num_rows
 
@@ -392,8 +393,7 @@ class Table:
         text.line("     unit += num_global_threads()) {")
         text.line("const int lane = (int)(unit % LANES), i = (int)(unit / LANES);")
         text.line(f"const Item item = item_of({index}[i]);")
-        arrays = {**store.tensors, **store.small}
-        for lines in window.write_loads(text, store.layout, arrays, tensors, num_bytes > 0):
+        for lines in window.write_loads(text, store.layout, {**store.tensors, **store.small}, tensors, num_bytes > 0):
             for line in lines:
                 text.line(line)
         text.line("}")
@@ -436,12 +436,13 @@ class Table:
         threads = DRAW_THREADS if num_threads < 132 * 256 else 256
         return launch_shape(self.store.backend, num_threads, threads, blocks=1 << 20)
 
+    def go_on_from(self, num_sampled: int, num_inserted: int) -> None:
+        """So many items were drawn of so many that had come in, when the store had another memory."""
+        self.num_sampled.fill_(self.rate_limiter.still_drawn(num_sampled, num_inserted - self.num_inserted))
+
     def resized(self, num_inserted: int) -> None:
-        """The store's memory is another than before: nothing that was prepared holds any more. Of the items that came
-        in, so many by then, some may be counted no more: then neither are their draws, where a limiter compares."""
-        limiter = self.rate_limiter
-        if limiter.compares:
-            self.num_sampled -= round((num_inserted - self.num_inserted) * limiter.samples_per_insert)
+        """The store has another memory than when so many items had come in: nothing prepared holds any more."""
+        self.go_on_from(int(self.num_sampled), num_inserted)
         self._prepared.clear()
         self._updates.clear()
         self.staleness = Staleness(self.max_staleness)

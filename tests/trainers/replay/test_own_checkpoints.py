@@ -8,6 +8,7 @@ from replay_oracle import Kept, Played
 from tiered_stores import WINDOW, make, of_batch
 
 from trainers.replay import store as store_module
+from trainers.replay.limits import SampleToInsertRatio
 from trainers.replay.own_checkpoints import StoreCheckpoints
 from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.tiers import File
@@ -123,6 +124,29 @@ def test_what_goes_into_a_larger_store_is_saved_and_restored_again(tmp_path, bac
     assert StoreCheckpoints(again.store, tmp_path / "large").restore() == place
     for name, one in large.store.state().items():
         assert torch.equal(one, again.store.state()[name]), name
+
+
+@pytest.mark.parametrize("windows", [4, 8, 16])
+def test_a_rate_that_was_kept_is_kept_on_in_a_store_of_another_size(tmp_path, backend, windows):
+    """Two draws an item: nothing is owed for what a checkpoint's store drew already, nor for what counts no more."""
+
+    def limited(windows):
+        kept = Kept(Played(3, 2, 4, seed=9), windows, backend)
+        limiter = SampleToInsertRatio(2.0, min_size=10, error_buffer=100)
+        return kept, kept.store.table("all", Uniform(), Transitions(), rate_limiter=limiter)
+
+    kept, table = limited(8)
+    for _ in range(11):
+        kept.add()
+        while table.may_draw(20):
+            table.draw(20)
+    now = [(table.may_draw(number), table.may_add(number)) for number in range(300)]
+    assert 0 < sum(draws for draws, _ in now) < 300 and 0 < sum(adds for _, adds in now) < 300
+    StoreCheckpoints(kept.store, tmp_path / "kept").save()
+    other, again = limited(windows)
+    assert StoreCheckpoints(other.store, tmp_path / "kept").restore() is not None
+    assert [(again.may_draw(number), again.may_add(number)) for number in range(300)] == now
+    assert (again.num_inserted < table.num_inserted) == (windows > 8)
 
 
 def test_windows_that_nobody_counted_are_not_saved(tmp_path, backend):
