@@ -211,7 +211,7 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
         if learns:
             trainer.iterate()
             trainer.guard.raise_if_halted(trainer.iteration)  # waits for the device
-            for line in _plan_of_stores(trainer):
+            for line in _plan_of_stores(trainer, config):
                 say(line)
     done = "two steps and an update were made" if learns else "two steps were made; an update would take long here"
     say(f"dry run: everything was made, {done}, nothing was kept")
@@ -237,8 +237,12 @@ def _remove_files(trainer: Trainer) -> None:
             shutil.rmtree(store.tiered.files.folder, ignore_errors=True)
 
 
-def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
-    """What replay stores take, and when they are full; makes some iterations to tell how long one takes that learns."""
+def _plan_of_stores(trainer: Trainer, config: Config) -> Iterator[str]:
+    """What replay stores take, and when they are full; makes some iterations to tell how long one takes that learns.
+
+    Args:
+        config: what would be run.
+    """
     from trainers.algorithms.off_policy import OffPolicyConfig
     from trainers.run.estimate import printed_size
 
@@ -269,3 +273,10 @@ def _plan_of_stores(trainer: Trainer) -> Iterator[str]:
             number = math.ceil(first / trainer.config.trainer.num_steps)
             begins = f"the first after {number:,} iterations, about {number * seconds:,.0f} s"
             yield f"{name}: {printed_size(num_bytes)} of steps in {where}, {begins}"
+        if division is not None and (why := division.why_short(_files_folder(config, name))) is not None:
+            yield f"warning: {name}: {why}"
+
+
+def _files_folder(config: Config, name: str) -> Path:
+    """Where files of a store's tiers go in a run, or one above."""
+    return Path(config.policy[name.partition(".")[2]].tiers.folder or config.saving.basedir)

@@ -282,6 +282,12 @@ class Tiered:
         self.files.say = lambda line: run.say(line, style="yellow")
         self.files.is_in_place = lambda: inode_of(owner) == began
 
+    def why_short(self) -> str | None:
+        """Why its disk will not hold the files to come; None: it will, or there are none."""
+        if self.files is None or self.files.folder is None:
+            return None
+        return self.division.why_short(self.files.folder, sum(part.bytes for part in self.files.parts))
+
     def _every(self, name: str) -> int:
         return 1 if name == "done" else self.layout[name].every
 

@@ -13,11 +13,14 @@ How steps end (`done`), what truncated episodes saw last, counters and prioritie
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from trainers.run import disk
 from trainers.settings.config import PathName
 from warpdrive.config import Between, Matching
 from warpdrive.errors import ConfigError
@@ -254,6 +257,15 @@ class Division:
             group = self.chunk * self.file.one_of
             found.append(("files", self.file_bytes, self.hot - 2 * self.num_steps + group))
         return found
+
+    def why_short(self, folder: Path, num_bytes: int = 0) -> str | None:
+        """Why a disk will not hold all files, of which so many bytes are there already; None: it will."""
+        place = Path(os.path.abspath(folder))
+        free = disk.free_bytes(next(one for one in (place, *place.parents) if one.is_dir()))
+        if self.file_bytes - num_bytes <= free:
+            return None
+        told = f"{folder}: files of tiers come to {_printed(self.file_bytes)}, and {_printed(free)} are free there"
+        return f"{told}. What finds no room will be dropped. Make room, admit fewer chunks, or lower the capacity."
 
     @property
     def has_holes(self) -> bool:

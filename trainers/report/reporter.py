@@ -81,6 +81,9 @@ class Reporter:
         )
         for line in warnings_of(self.config, self.env.env):
             self.run.say(line, style="yellow")
+        for name, store in trainer.stores.items():
+            if store.tiered is not None and (why := store.tiered.why_short()) is not None:
+                self.run.say(f"warning: {name}: {why}", style="yellow")
         for line in told_paths(trainer):
             self.run.say(line)
         if trainer.world.size > 1:

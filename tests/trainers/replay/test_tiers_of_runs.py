@@ -18,6 +18,7 @@ from trainers.replay import store as store_module
 from trainers.replay.file_tier import Filed
 from trainers.replay.tiered import SO_FAR
 from trainers.replay.tiers import Device, File, Pinned, TiersConfig, bytes_of_text
+from trainers.run import disk
 from trainers.run.checkpoint import load_checkpoint
 from trainers.run.manifest import sha256, to_json
 from trainers.settings.read_config import read_config
@@ -277,6 +278,24 @@ def test_a_place_of_files_that_another_process_has_or_that_is_a_link_is_left_alo
     with pytest.raises(CheckpointError, match=f"^{re.escape(str(place))}: is a link"):
         run_with_files_in(tmp_path / "scratch", tmp_path, path)
     assert everything_in(tmp_path / "elsewhere") == before
+
+
+def test_a_disk_that_will_not_hold_the_files_is_told_at_the_start_and_by_a_dry_run(tmp_path, monkeypatch, capsys):
+    """Files of 5 steps each, of 15,040 bytes and 8 of who is done: 9 hold the ring's 55 less the 11 that memory always
+    has, and one more is under way."""
+    asked = []
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: asked.append(folder) or 100_000)
+    folder = tmp_path / "scratch" / "mine"
+    trainer = run_with_files_in(folder, tmp_path / "runs", length=40)
+    told = rf"warning: replay\.tagger: {re.escape(str(folder))}\S*: files of tiers come to 752\.4 KB, and 100\.0 KB are"
+    assert dry_run(trainer.config, print) == 0
+    assert re.search(told, capsys.readouterr().out)
+    trainer.train()
+    assert re.search(told, " ".join(capsys.readouterr().out.split()))
+    assert folder in asked
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 1 << 30)
+    dry_run(trainer.config, print)
+    assert "files of tiers come to" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("has_folder", [False, True], ids=["of the run", "of its own"])
