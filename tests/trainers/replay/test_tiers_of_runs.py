@@ -290,7 +290,7 @@ def test_a_disk_that_will_not_hold_the_files_is_told_at_the_start_and_by_a_dry_r
     told = rf"warning: replay\.tagger: {re.escape(str(folder))}\S*: files of tiers come to 752\.4 KB, and 100\.0 KB are"
     assert dry_run(trainer.config, print) == 0
     assert re.search(told, capsys.readouterr().out)
-    trainer.train()
+    trainer.reporter.announce()
     assert re.search(told, " ".join(capsys.readouterr().out.split()))
     assert folder in asked
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 1 << 30)
