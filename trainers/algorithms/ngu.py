@@ -1,7 +1,8 @@
 """NGU, never give up: R2D2 that is also paid for what is new, within an episode and over the run.
 
 A step is paid r + beta_j * novelty, where novelty is how unlike what is seen then is to what the agent saw before in
-the same episode, times how little a network that learns of everything seen knows it. The policies of a family, the
+the same episode, times how little a network that learns of everything seen knows it when the step is learned from. The
+policies of a family, the
 arms, differ in beta_j and in how far they look ahead; the first plays for rewards alone, and is the one that is
 evaluated. All are in one network, whose last layer has outputs for each. Each env plays by an arm, and all arms learn
 from what any of them did: targets are Retrace's, whose traces end where the arm would have done something else.
@@ -75,7 +76,7 @@ class NGUConfig(R2D2Config):
     max_similarity: Positive = 8.0
     """Where that root is beyond this, nothing is new."""
     max_lifelong: Annotated[float, Between(1)] = 5.0
-    """By how much novelty within an episode is multiplied at most, where the run never saw the like."""
+    """By how much novelty within an episode is multiplied at most, where the run hardly ever saw the like."""
     novelty_lr: Annotated[Number, Between(0)] = 5e-4
     """Adam's step size for the networks that measure novelty. A schedule counts env steps."""
 
@@ -100,7 +101,7 @@ class NGUConfig(R2D2Config):
 
 @dataclass(frozen=True)
 class ArmSequences:
-    """N sequences, what they are paid for novelty, and who played them."""
+    """N sequences, what they are paid for novelty by now, and who played them."""
 
     sequences: SampledSequences
     arm: torch.Tensor
@@ -264,7 +265,8 @@ class NGU(R2D2):
         return {**super().add(), **figures}
 
     def explore(self) -> Figures:
-        """Writes `group.intrinsic`. A step that ends an episode is paid nothing: what came of it nobody acts on."""
+        """Writes `group.intrinsic`, novelty within the episode. A step that ends it has none: what came of it nobody
+        acts on."""
         from trainers.exploration.episodic import episodic_novelty
 
         group, rollout, config, novelty = self.group, self.group.rollout, self.config, self.novelty
@@ -284,13 +286,31 @@ class NGU(R2D2):
             novelty.features_norm.update(features[1:].flatten(0, 2), weight.flatten())
             error = novelty.error(features[1:])
             lifelong = novelty.lifelong(error, weight, config.max_lifelong)
-            group.intrinsic.copy_(episodic * lifelong * weight)
+            group.intrinsic.copy_(episodic * weight)
             number = self.world.total(counts.sum()).clamp_min(1)
-            means = torch.stack([group.intrinsic.sum(), (episodic * weight).sum()])
+            means = torch.stack([(group.intrinsic * lifelong).sum(), group.intrinsic.sum()])
             of_both, of_episode = self.world.sum(means)[0] / number
         return {"novelty": of_both, "episodic_novelty": of_episode}
 
     # ----------------------------------------------------------------------------------------- learning
+
+    def samples(self, batch: Batch) -> ArmSequences:
+        """What was drawn, paid by what the run knows by now: what was new when it was played may be so no more."""
+        found = super().samples(batch)
+        with torch.no_grad():
+            error = self.novelty.error(self._features_of(batch)[1:])
+            lifelong = self.novelty.lifelong(error, self._goes_on(batch), self.config.max_lifelong)
+        return dataclasses.replace(found, intrinsic=found.intrinsic * lifelong)
+
+    def _features_of(self, batch: Batch) -> torch.Tensor:
+        """[R, N, features]."""
+        parts = [batch.observation[f"observation_{i}"] for i in range(len(self.rows.places))]
+        return self.rows.of_parts(parts, None)
+
+    @staticmethod
+    def _goes_on(batch: Batch) -> torch.Tensor:
+        """[R - 1, N]: 0 where the next row is of another episode, or the item of none; else 1."""
+        return (~batch.starts[1:]).float() * batch.weight.sign()
 
     def learn(self) -> Figures:
         found = super().learn()
@@ -301,9 +321,7 @@ class NGU(R2D2):
         from trainers.exploration.novelty import inverse_losses
 
         self.novelty_optimizer.begin()
-        parts = [batch.observation[f"observation_{i}"] for i in range(len(self.rows.places))]
-        features = self.rows.of_parts(parts, None)
-        goes_on = (~batch.starts[1:]).float() * batch.weight.sign()  # else the next row is of another episode
+        features, goes_on = self._features_of(batch), self._goes_on(batch)
         losses, is_right = inverse_losses(self.novelty, features, batch.action)
         error = self.novelty.error(features).mean() / self.world.size
         number = self.world.total(goes_on.sum()).clamp_min(1.0)

@@ -202,7 +202,7 @@ class OffPolicy(Algorithm):
 
         super().__init__(config, group, guard, seed)
         self.learns_by = self
-        self.samples = self.taker(config, group.actor)
+        self._taken = self.taker(config, group.actor)
         (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
         self.batch_size = config.batch_size // num_ranks
         """Transitions that this rank draws for an update."""
@@ -404,6 +404,10 @@ class OffPolicy(Algorithm):
     def drawn(self) -> Any:
         """Those that were drawn last, for another phase of the same update."""
         return self.samples(self.batch)
+
+    def samples(self, batch: Batch) -> Any:
+        """What is learned from a batch that was drawn."""
+        return self._taken(batch)
 
     def number_of(self, counts: torch.Tensor) -> torch.Tensor | int:
         """How many losses all ranks learn from, at least 1, by `counts` [...] of this one: 0 where one does not."""

@@ -57,7 +57,7 @@ def test_each_env_plays_by_its_arm_and_who_is_evaluated_by_the_first(make, devic
     assert not evaluation.rollout.groups["agent"].action.any()
 
 
-def test_what_is_kept_is_what_novelty_pays(make):
+def test_what_is_kept_is_what_novelty_within_the_episode_pays(make):
     """Rows of deep sea are all new in an episode; its last step, which ends it, is paid nothing."""
     trainer = make()
     trainer.iterate()
@@ -70,23 +70,44 @@ def test_what_is_kept_is_what_novelty_pays(make):
     assert trainer.env.data["episodic_count_agent"].tolist() == [[0]] * NUM_ENVS
 
 
-def test_novelty_is_that_of_the_episode_times_that_of_the_run(make):
-    """By what the networks gave before the rollout was taken in; its statistics are the rollout's own."""
-    trainer = make(kernel_epsilon=0.5, pseudo_count=0.25, max_lifelong=3.0)
+def test_novelty_within_the_episode_is_that_of_a_plain_loop(make):
+    """By what the networks gave before the rollout was taken in."""
+    trainer = make(kernel_epsilon=0.5, pseudo_count=0.25)
     trainer.iterate()
     group, learner = trainer.rollout.groups["agent"], trainer.algorithms["agent"]
     seen = trainer.rollout.observation[:, :, 0].float().flatten(2)
     with torch.no_grad():
-        embedding, error = learner.novelty.embed(seen), learner.novelty.error(seen[1:])
+        embedding = learner.novelty.embed(seen)
     distance = torch.full((SIZE // 2, NUM_ENVS, 2), math.inf, device=seen.device)
     for t in range(SIZE // 2):
         before = (embedding[: t + 1] - embedding[t + 1]).square().sum(-1).sort(0).values[:2]
         distance[t, :, : len(before)] = before.t()
     mean = distance[distance.isfinite()].mean()
     kernel = 0.5 / ((distance / mean - 0.008).clamp_min(0.0) + 0.5)
-    lifelong = (1 + (error - error.mean()) / error.std(correction=0)).clamp(1.0, 3.0)
-    expected = lifelong / (kernel.sum(-1).sqrt() + 0.25)
+    expected = 1 / (kernel.sum(-1).sqrt() + 0.25)
     torch.testing.assert_close(group.intrinsic[:, :, 0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_drawn_is_paid_by_what_the_run_knows_by_then(make):
+    """An error of the batch beside the mean and deviation of those of rows after which the episode goes on; the same
+    items are paid otherwise once the network has learned of them."""
+    trainer = make(max_lifelong=3.0, learning_starts=1000)
+    for _ in range(4):
+        trainer.iterate()
+    learner = trainer.algorithms["agent"]
+    batch = learner.draw_batch()
+    kept, goes_on = batch.fields["intrinsic"].clone(), ~batch.starts[1:]
+    assert kept.shape == goes_on.shape == (SIZE, 8) and batch.weight.all()
+    assert not goes_on.all() and goes_on.any() and not kept[~goes_on].any()
+    with torch.no_grad():
+        error = learner.novelty.error(batch.observation["observation_0"][1:].float().flatten(2))
+    lifelong = (1 + (error - error[goes_on].mean()) / error[goes_on].std(correction=0)).clamp(1.0, 3.0)
+    found = learner.samples(batch)
+    torch.testing.assert_close(found.intrinsic, kept * lifelong, rtol=1e-4, atol=1e-5)
+    assert torch.equal(batch.fields["intrinsic"], kept) and torch.equal(found.arm, batch.fields["arm"])
+    for _ in range(50):
+        learner.learn_novelty(batch)
+    assert not torch.allclose(learner.samples(batch).intrinsic, found.intrinsic, rtol=1e-2)
 
 
 def test_the_arm_that_played_counts_as_the_mixture_says():
