@@ -12,6 +12,8 @@ python benchmarks/replay.py --device cpu --smaller 4096 --rows R1 R7
     R8          a window of 32 steps of 65,536 envs added, beside the time that its bytes need at 4.3 TB/s
 
 On a GPU all are replayed from CUDA graphs, the peers of benchmarks/replay_peers.py apart, which are called one by one.
+TorchRL's tree kernels are in graphs, too, where --torchrl-tree says where their source is: cuda_segment_tree.cu of
+https://github.com/pytorch/rl, in torchrl/csrc.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from replay_peers import PEERS
+from replay_peers import PEERS, TorchRLTree, flashbax_adds
 from report import NUM_REPEATS, median, time_calls, time_graph, write_report
 
 from trainers.experience.field import Field
@@ -174,8 +176,16 @@ class Cycle:
         return cycle
 
 
-def cycles(filled: Filled, number: int, num_calls: int, repeats: int) -> dict[str, float]:
-    """Ours, whole and in parts, and torch's own operations."""
+    def torchrls(self, source: Path) -> Callable[[], None]:
+        """The same by TorchRL's kernels, and a batch by torch."""
+        filled, size = self.filled, self.table.selector.tree.anchors.num_leaves
+        tree = TorchRLTree(source, size, self.number, filled.backend)
+        tree.fill(torch.rand(size, device=filled.backend.device))
+        return tree.cycle(lambda index: filled.batch_by_torch(index, WINDOW), self.priorities[0])
+
+
+def cycles(filled: Filled, number: int, torchrl: Path | None, num_calls: int, repeats: int) -> dict[str, float]:
+    """Ours, whole and in parts, and others'."""
     cycle = Cycle(filled, number)
     cycle.draw()
     check(filled, cycle.batch, WINDOW)
@@ -186,6 +196,8 @@ def cycles(filled: Filled, number: int, num_calls: int, repeats: int) -> dict[st
         "ours_us": cycle,
         "dense_us": cycle.dense(),
     }
+    if torchrl is not None:
+        parts["torchrl_us"] = cycle.torchrls(torchrl)
     found = {name: filled.time(call, num_calls, repeats) for name, call in parts.items()}
     return {**found, "times": round(found["dense_us"] / found["ours_us"], 2)}
 
@@ -202,8 +214,11 @@ def row(filled: Filled, num_calls: int, repeats: int) -> dict[str, float]:
     return {"ours_us": round(both - alone, 3), "with_the_step_us": both}
 
 
-def share_of_an_update(filled: Filled, number: int, num_calls: int, repeats: int) -> dict[str, float]:
-    """Of an update of double DQN with Adam, by torch: with the cycle, and with a batch that stays."""
+def share_of_an_update(
+    filled: Filled, number: int, torchrl: Path | None, num_calls: int, repeats: int
+) -> dict[str, float]:
+    """Of an update of double DQN with Adam, by torch: with the cycle, and with a batch that stays; and how much of it
+    other cycles would be."""
     cycle, device = Cycle(filled, number), filled.backend.device
     layers = (torch.nn.Linear(4, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU())
     network = torch.nn.Sequential(*layers, torch.nn.Linear(128, 2)).to(device)
@@ -226,6 +241,10 @@ def share_of_an_update(filled: Filled, number: int, num_calls: int, repeats: int
 
     whole, alone = (filled.time(call, num_calls, repeats) for call in (all_of([cycle.draw, update, put]), update))
     told = {"whole_us": whole, "learner_us": alone, "share_percent": round(100 * max(1e-3, 1 - alone / whole), 3)}
+    others = {"dense": cycle.dense()} | ({} if torchrl is None else {"torchrl": cycle.torchrls(torchrl)})
+    for name, call in others.items():
+        us = filled.time(call, num_calls, repeats)
+        told[f"{name}_share_percent"] = round(100 * us / (us + alone), 3)
     both = filled.time(all_of([cycle.draw, put]), num_calls, repeats)
     return {**told, "trainer": update_of_a_trainer(filled, number, both, num_calls, repeats)}
 
@@ -321,6 +340,7 @@ def main() -> None:
     parser.add_argument("--smaller", type=int, default=1, help="divide all sizes by this")
     parser.add_argument("--num-calls", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
+    parser.add_argument("--torchrl-tree", type=Path, metavar="FILE", help="cuda_segment_tree.cu of pytorch/rl")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     for name in ("smaller", "num_calls", "repeats"):
@@ -339,13 +359,17 @@ def main() -> None:
         num_envs = less(NUM_ENVS)
         filled = Filled(backend, CARTPOLE, num_envs, max(16, less(leaves) // num_envs), 1)
         if name in given.rows:
-            results[name] = {str(number): cycles(filled, less(number), *calls) for number in BATCHES}
+            results[name] = {
+                str(number): cycles(filled, less(number), given.torchrl_tree, *calls) for number in BATCHES
+            }
         if name == "R1" and "R6" in given.rows:
             results["R6"] = {
-                str(number): share_of_an_update(filled, less(number), *calls) for number in BATCHES[1:]
+                str(number): share_of_an_update(filled, less(number), given.torchrl_tree, *calls)
+                for number in BATCHES[1:]
             }
         if name == "R1" and "R4" in given.rows:  # the last: it moves the ring on without steps
             results["R4"] = row(filled, *calls)
+            results["R4"]["peers"] = {"flashbax": flashbax_adds(less(leaves, 64), num_envs, backend, calls)}
         if name == "R1" and "R1" in given.rows:
             peers = {
                 peer: {str(number): measure(less(leaves, 64), less(number), backend, calls) for number in BATCHES}
