@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from trainers.run import checkpoint
 from trainers.run.checks import check_finite
 from trainers.run.estimate import actors_of, of_rollout, printed_size
 from trainers.run.free_memory import free_bytes
+from trainers.run.identity import other_sources
 from trainers.run.tensor_file import num_bytes_of
 from trainers.settings.config import SHARED
 from trainers.settings.read_config import read_config
@@ -25,7 +27,7 @@ from warpdrive.backends.base import Backend
 from warpdrive.drawing import arrays_to_draw
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError
+from warpdrive.errors import EnvError, tell
 from warpdrive.recorder import EpisodeRecorder
 
 NUM_STEPS = 25
@@ -203,6 +205,7 @@ def load_policies(
     run: Path, backend: Backend | None = None, allow_import: bool = False
 ) -> tuple[Env, dict[str, Policy]]:
     """The env of a run and its policies as they were saved, to evaluate or to let them play those of another run.
+    Sources that are others by now are told.
 
     Args:
         run: a run folder, or one of its checkpoints.
@@ -218,6 +221,8 @@ def load_policies(
         policies[name] = make_policy(env, name, one, torch.Generator().manual_seed(0))
     needed = {f"policy.{name}.safetensors": num_bytes_of(one.state_dict()) for name, one in policies.items()}
     saved = checkpoint.load_checkpoint(checkpoint.candidates(run)[0], lambda told: needed)
+    for line in other_sources(saved.progress, config, env):
+        tell(f"warning: {run}: {line} since its policies learned", file=sys.stderr)
     for name in policies:
         file = saved.path / f"policy.{name}.safetensors"
         check_finite({str(file): saved.tensors.get(file.stem, {})}, _NOT_FINITE)

@@ -4,6 +4,7 @@ them, and no file of the project knows of them."""
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import re
@@ -22,8 +23,11 @@ from trainers import cli
 from trainers.evaluation import load_policies
 from trainers.fused import plan
 from trainers.report.metrics import metrics_of
+from trainers.run.checkpoint import load_checkpoint
+from trainers.run.identity import changes_since, identity_of
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from warpdrive.env import load_env
 from warpdrive.errors import ConfigError
 
 HERE = Path(__file__).parent
@@ -152,6 +156,37 @@ def test_config_check_and_show_take_it_too(warpdrive, capsys, monkeypatch):
     shown = yaml.safe_load(capsys.readouterr().out.partition("ok\n")[2])
     assert shown["callbacks"] == CONFIG["callbacks"]
     assert shown["policy"]["reader"]["model"]["channels"] == 3 and shown["policy"]["reader"]["baseline"] is True
+
+
+def test_policies_that_play_in_another_env_than_they_learned_in_are_told(run_folder, warpdrive, capsys, monkeypatch):
+    monkeypatch.setattr("trainers.run.identity.sha256", lambda content: hashlib.sha256(content[1:]).hexdigest())
+    assert warpdrive("eval", run_folder, "--episodes", 5) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    files = [line.split(": ")[2].split()[1].removeprefix("my_package/") for line in told]
+    assert sorted(files) == ["nets.py", "reinforce.py", "signs.cu", "signs.py"]
+    assert all(line.endswith("... since its policies learned") for line in told)
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(HERE)
+    assert warpdrive("eval", run_folder, "--episodes", 5) == 0
+    assert "since its policies learned" not in capsys.readouterr().err
+
+
+def test_another_algorithm_or_network_of_ones_own_than_a_run_had_is_refused_unless_allowed(run_folder):
+    config = read_config(run_folder / "config.resolved.yaml", allow_import=True)
+    progress, env = load_checkpoint(run_folder / "checkpoints" / "last").progress, load_env(config.name, config.env)
+    identity = identity_of(config, env, progress["run"]["trainer.device"], 1)
+    code = {key for key in progress["run"] if key.startswith("code.")}
+    assert code == {"code.my_package/nets.py", "code.my_package/reinforce.py"}
+    given = (config, identity, run_folder)
+    assert not changes_since(progress, *given, allow=False).refused
+    progress["run"]["code.my_package/nets.py"] = "0" * 64
+    (told,) = changes_since(progress, *given, allow=False).refused
+    assert told.startswith(f"{run_folder}: the run's source my_package/nets.py was SHA-256 {'0' * 12}..., is SHA-256 ")
+    assert told.endswith("... Leave it as it was, or say --allow-changed to go on so.")
+    assert any("nets.py" in line for line in changes_since(progress, *given, allow=True).lines())
+    for key in code:  # a run of before they were kept
+        del progress["run"][key]
+    assert not changes_since(progress, *given, allow=False).refused
 
 
 def test_policies_are_loaded_in_python_as_they_were_saved_and_the_page_on_runs_scores_them(run_folder, device):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trainers.algorithms import find_algorithm
+from trainers.networks import find_network
 from trainers.replay.listing import DATASET
 from trainers.run.manifest import sha256
 from trainers.settings.config import Config
+from trainers.settings.outside import is_outside
 from warpdrive.backends.base import KERNELS_FOLDER, Source
 from warpdrive.config import shown, to_plain
 from warpdrive.env import Env
@@ -26,6 +29,8 @@ FIXED = ("trainer.num_envs", "trainer.train_batch_size", "trainer.seed", "traine
 NUM_RANKS = "trainer.num_gpus"
 SOURCE = "source."
 """Begins the key of a file that the env is made of; its value is a SHA-256."""
+CODE = "code."
+"""The same of a file of an algorithm or a network from outside the project."""
 TORCH_THREADS = "torch_threads"
 """Kept of a run on a CPU, where torch adds up a GRU's products in an order that follows from it."""
 
@@ -79,6 +84,7 @@ def identity_of(config: Config, env: Env, device: str, num_ranks: int) -> dict[s
         "name": config.name,
         **{f"env.{key}": value for key, value in to_plain(env.config).items()},
         **{f"{SOURCE}{name}": digest for name, digest in digests_of_sources(env).items()},
+        **{f"{CODE}{name}": digest for name, digest in digests_of_code(config).items()},
         **digests_of_datasets(config),
         "trainer.num_envs": settings.num_envs,
         "trainer.train_batch_size": settings.train_batch_size,
@@ -95,7 +101,35 @@ def digests_of_sources(env: Env) -> dict[str, str]:
     if kernels.is_file():
         text = kernels.read_text(errors="replace")
         files += [kernels, *Source(str(kernels), text, "", {}).included_files()]
-    ours = {file.resolve() for file in files if file.resolve().parent != KERNELS_FOLDER}
+    return _digests({file for file in files if file.resolve().parent != KERNELS_FOLDER})
+
+
+def digests_of_code(config: Config) -> dict[str, str]:
+    """SHA-256 of the files that algorithms and networks from outside are in, and what these derive from
+    in the same package."""
+    found = [find_algorithm(one.algorithm)[0] for one in config.policy.values() if is_outside(one.algorithm)]
+    found += [find_network(one.model.type) for one in config.policy.values() if is_outside(one.model.type)]
+    files = set()
+    for kind in found:
+        package = kind.__module__.partition(".")[0]
+        ours = [one for one in kind.__mro__ if one.__module__.partition(".")[0] == package]
+        files |= {file for one in ours if (file := _file_of(one, of=object)) is not None}
+    return _digests(files)
+
+
+def other_sources(progress: Mapping[str, Any], config: Config, env: Env) -> list[str]:
+    """A line for each file of the env, an algorithm or a network that is another than in the run that was saved. What
+    was not kept then is not compared."""
+    run = progress.get("run")
+    now = {f"{SOURCE}{name}": digest for name, digest in digests_of_sources(env).items()}
+    now |= {f"{CODE}{name}": digest for name, digest in digests_of_code(config).items()}
+    kept = {key: was for key, was in run.items() if key.startswith((SOURCE, CODE))} if isinstance(run, dict) else {}
+    return [_line(key, was, now.get(key)) for key, was in kept.items() if was != now.get(key)]
+
+
+def _digests(files: Iterable[Path]) -> dict[str, str]:
+    """By as much of a file's path as tells it from the others, two parts at least."""
+    ours = {file.resolve() for file in files}
     found: dict[str, str] = {}
     for file in sorted(ours):
         names = ("/".join(file.parts[-number:]) for number in range(2, len(file.parts) + 1))
@@ -110,8 +144,9 @@ def digests_of_datasets(config: Config) -> dict[str, str]:
     return {f"dataset.{name}": sha256(file.read_bytes()) for name, file in files.items() if file.is_file()}
 
 
-def _file_of(kind: type) -> Path | None:
-    if not issubclass(kind, Env):
+def _file_of(kind: type, of: type = Env) -> Path | None:
+    """Where a class is written; None: in no file, or it is none of these."""
+    if not issubclass(kind, of):
         return None
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return Path(file) if file is not None and Path(file).is_file() else None
@@ -147,9 +182,12 @@ def changes_since(
     changes = Changes()
     here = json.loads(json.dumps(dict(identity)))  # as the other was read
     has_sources = any(key.startswith(SOURCE) for key in run)
-    for key in dict.fromkeys([*here, *(key for key in run if key.startswith((SOURCE, "env.")))]):
+    has_code = any(key.startswith(CODE) for key in run)
+    for key in dict.fromkeys([*here, *(key for key in run if key.startswith((SOURCE, CODE, "env.")))]):
         was, now = run.get(key), here.get(key)
         if was == now or key == NUM_RANKS or (key.startswith(SOURCE) and not has_sources):
+            continue
+        if key.startswith(CODE) and not has_code:  # it was not kept, or there was none
             continue
         _add(changes, key, was, now, manifest, is_fixed=key in FIXED, is_allowed=allow)
     was, now = flat(before), flat(_settings_of(config))
@@ -190,17 +228,17 @@ def _add(changes: Changes, key: str, was: Any, now: Any, manifest: Path, is_fixe
         changes.allowed[key] = (was, now)
         return
     way_out = "Leave it as it was." if is_fixed else "Leave it as it was, or say --allow-changed to go on so."
-    if key.startswith(SOURCE):
-        text = f"the env's {_line(key, was, now)}"
+    if key.startswith((SOURCE, CODE)):
+        text = f"the {'env' if key.startswith(SOURCE) else 'run'}'s {_line(key, was, now)}"
     else:
         text = f"{printable(key)} was {shown(was)} in the run that was saved, and is {shown(now)} in this one"
     changes.refused.append(f"{manifest}: {text}. {way_out}")
 
 
 def _line(key: str, was: Any, now: Any) -> str:
-    if key.startswith(SOURCE):
+    if key.startswith((SOURCE, CODE)):
         begins = [f"SHA-256 {one[:12]}..." if isinstance(one, str) else "not part of it" for one in (was, now)]
-        return f"source {printable(key.removeprefix(SOURCE))} was {begins[0]}, is {begins[1]}"
+        return f"source {printable(key.removeprefix(SOURCE).removeprefix(CODE))} was {begins[0]}, is {begins[1]}"
     line = f"{printable(key)} was {shown(was)}, is {shown(now)}"
     if key == TORCH_THREADS:
         line += f": sums may be rounded otherwise than without a stop; OMP_NUM_THREADS={was} has them as they were"
