@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainers.errors import CallbackError
-from trainers.settings.outside import import_class, name_of
+from trainers.settings.outside import import_class, name_of, place_in_own_code
 from warpdrive.config import Problems, Section, shown
 from warpdrive.errors import CheckpointError, ConfigError, WarpDriveError
 
@@ -195,7 +195,7 @@ class Callbacks:
         except WarpDriveError as error:
             raise CallbackError(f"callback {name}: {hook}: {error}") from error
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = " ".join(f"{type(error).__name__}: {error}".split()) + place_in_own_code(error)
             raise CallbackError(f"callback {name}: {hook}: {reason} (--traceback shows where)") from error
 
 

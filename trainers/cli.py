@@ -19,6 +19,7 @@ from trainers.commands import COMMANDS, find_command
 from trainers.errors import RunFolderError, UnreadableError
 from trainers.run.stop import Stopped, end_at_once
 from trainers.settings.arguments import Parser, parse
+from trainers.settings.outside import place_in_own_code
 from warpdrive.config import did_you_mean, shown
 from warpdrive.errors import (
     BackendError,
@@ -179,7 +180,7 @@ def _lines(error: Exception, code: int) -> list[str]:
         return text.splitlines()
     if isinstance(error, WarpDriveError):
         return [text]  # a compile error shows its source line below
-    return [f"{type(error).__name__}: {text} (--traceback shows where)"]
+    return [f"{type(error).__name__}: {text}{place_in_own_code(error)} (--traceback shows where)"]
 
 
 # ----------------------------------------------------------------------------------------------- the command

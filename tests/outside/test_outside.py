@@ -376,6 +376,26 @@ def test_what_is_wrong_outside_is_told_in_one_line_when_the_config_is_read(key, 
 
 
 @pytest.mark.usefixtures("broken")
+def test_an_error_in_ones_own_code_names_the_line_and_is_kept_in_the_log(tmp_path, warpdrive, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from my_package.reinforce import Reinforce\n\n\n"
+        "class Mine(Reinforce):\n    def learn(self):\n        raise ValueError('a slip')\n"
+    )
+    (tmp_path / "early.py").write_text("\nnothing = 1 / 0\n")
+    config = HERE / "my_package" / "signs.yaml"
+    words = ("train", "--config", config, f"saving.basedir={tmp_path}", "trainer.device=cpu")
+    assert warpdrive(*words, "--run-name", "a", "policy.reader.algorithm=mine:Mine") == 1
+    told = f"error: ValueError: a slip, in {tmp_path / 'mine.py'}:6 (--traceback shows where)"
+    assert told in capsys.readouterr().err.splitlines()
+    log = (tmp_path / "a" / "log.txt").read_text()
+    assert f'File "{tmp_path / "mine.py"}", line 6, in learn' in log and log.endswith("ValueError: a slip\n")
+    assert warpdrive(*words, "policy.reader.algorithm=early:Early") == 2
+    assert f"importing early failed: ZeroDivisionError: division by zero, in {tmp_path / 'early.py'}:2" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_callback_that_cannot_be_made_says_why(tmp_path):
     callbacks = [{"broken:Picky": {"start": -1}}]
     config = read_config(changed(CONFIG, callbacks=callbacks, saving={"basedir": str(tmp_path)}), allow_import=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from safetensors.torch import save as tensors_to_bytes
 from trainers.errors import NonFiniteError, RunFolderError, describe_device_fault, is_device_fault
 from trainers.run import checkpoint, disk
 from warpdrive.config import to_plain
-from warpdrive.errors import KernelError
+from warpdrive.errors import KernelError, WarpDriveError
 
 if TYPE_CHECKING:
     from trainers.trainer import Trainer
@@ -53,7 +54,21 @@ def dumps_crash(trainer: Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explains_faults(trainer: Trainer) -> Iterator[None]:
-    """While it is entered, a fault of the device is told with what is known of the run."""
+    """While it is entered, a fault of the device is told with what is known of the run, and any error is kept in its
+    log.txt, with where in the code it came from if it is none of the project's own."""
+    try:
+        with _faults_explained(trainer):
+            yield
+    except Exception as error:
+        if not trainer.run.is_silent:
+            lines = [f"error: {error}"] if isinstance(error, WarpDriveError) else traceback.format_exception(error)
+            for line in "".join(lines).splitlines():
+                trainer.run.note(line)
+        raise
+
+
+@contextlib.contextmanager
+def _faults_explained(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except Exception as error:

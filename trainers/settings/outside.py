@@ -6,8 +6,11 @@ import dataclasses
 import importlib
 import re
 import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
+from trainers.run.disk import from_here
 from warpdrive.config import did_you_mean
 from warpdrive.errors import ConfigError
 
@@ -56,13 +59,25 @@ def import_class(name: str, kind: str, base: type) -> type:
         reason = " ".join(str(error).split())
         if is_missing:
             raise ConfigError(f"{place}: {reason}. Is its folder on PYTHONPATH?") from None
-        raise ConfigError(f"{place}: importing {module_name} failed: {type(error).__name__}: {reason}") from error
+        reason = f"{type(error).__name__}: {reason}{place_in_own_code(error)}"
+        raise ConfigError(f"{place}: importing {module_name} failed: {reason}") from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         classes = [one for one, value in vars(module).items() if isinstance(value, type)]
         raise ConfigError(f"{place}: {module_name} has no class '{class_name}'.{did_you_mean(class_name, classes)}")
     if not issubclass(found, base):
         raise ConfigError(f"{place}: is no {base.__name__}. Derive it from {base.__module__}.{base.__name__}.")
+    return found
+
+
+def place_in_own_code(error: BaseException) -> str:
+    """", in file:line": the innermost line of somebody's own code that an error came by; "" if it came by none."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+        is_ours = name == "__main__" or name.partition(".")[0] in ("trainers", "warpdrive", *sys.stdlib_module_names)
+        if not is_ours and not file.startswith("<") and not {"site-packages", "dist-packages"} & {*Path(file).parts}:
+            found = f", in {from_here(Path(file))}:{line}"
     return found
 
 
