@@ -57,6 +57,8 @@ MAX_UNWRITTEN_BYTES = 256 << 10
 """Of reports that wait in memory for room on the disk; then every second of them is left out."""
 READER_PATIENCE = 5.0
 """Seconds that a line waits for a reader of stdout who does not read; the lines after it wait no more until he does."""
+_newest: dict[Path, int] = {}
+"""By folder, who began to write there last in this process: its `id`."""
 NUM_KEPT = 20
 """Reports that are kept in memory whole."""
 
@@ -100,6 +102,8 @@ class RunFolder:
             if resumed is None:
                 self._write_needed(self.path / "config.yaml", resolved if source is None else source)
             self._write_needed(self.path / RESOLVED_CONFIG, resolved)
+        if resumed is None:
+            _newest[self.path] = id(self)
         let_stdout_escape()
         self.console = Console(highlight=False, soft_wrap=True)
         self.metrics: collections.deque[dict[str, float]] = collections.deque(maxlen=NUM_KEPT)
@@ -121,6 +125,7 @@ class RunFolder:
             RunFolderError: what is needed cannot be written.
         """
         reports = read_reports(self.path)
+        _newest[self.path] = id(self)
         waiting, self._waiting = self._waiting or [], None
         for write in waiting:
             write()
@@ -143,9 +148,13 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While it is entered, no other process can train here; on leaving it, one can."""
+        """While it is entered, no other process can train here; on leaving it, one can. Raises RunFolderError if
+        another Trainer of this process has gone on with the run."""
         world().first(self._take_lock)
         try:
+            if _newest.get(self.path, id(self)) != id(self):
+                told = "another Trainer of this process has gone on with this run since"
+                raise RunFolderError(f"{self.path}: {told}. Train with that one, or resume the run once more.")
             yield
         finally:
             self._lock = None

@@ -150,6 +150,21 @@ def test_a_run_is_locked_from_its_start_to_the_end_of_its_training(tiny, other):
     assert other(trainer.run.path).ask() == "locked"
 
 
+def test_of_two_trainers_of_a_process_the_one_that_went_on_with_the_run_trains(tiny):
+    """Else both would write into one folder."""
+    trainer = Trainer(tiny())
+    trainer.iterate()
+    trainer.save()
+    resumed = Trainer(trainer.config, resume=trainer.run.path)
+    resumed.train()
+    lines = (trainer.run.path / "metrics.jsonl").read_text()
+    with pytest.raises(RunFolderError, match=f"^{trainer.run.path}: another Trainer of this process has gone on with"):
+        trainer.train()
+    assert trainer.iteration == 1 and (trainer.run.path / "metrics.jsonl").read_text() == lines
+    again = Trainer(trainer.config, resume=trainer.run.path)
+    again.train()
+
+
 def test_control_characters_of_a_holder_reach_no_terminal(tmp_path, monkeypatch):
     path = tmp_path / LOCK
     path.write_text(json.dumps({"pid": 1, "host": "a\x1b[2Jb", "started": "now"}))
