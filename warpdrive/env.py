@@ -85,7 +85,8 @@ class Env:
     kernels write such a state into `global_state` [feature]. A central critic then reads it.
 
     What tells of an episode besides its return, such as whether it was won, is an array of one float32 a env that
-    `figures` names: every step writes it, and what the last step of an episode wrote is reported.
+    `figures` names: every step writes it, and what the last step of an episode wrote is reported. No restart changes
+    it: what `<env>_reset` writes there is undone.
     """
 
     Config: ClassVar[type]

@@ -127,6 +127,7 @@ class EnvWrapper:
             threads_per_env,
             envs_per_block,
             (self.functions, f"{self.env.name}_step") if folds else None,
+            self.env.figures,
         )
         self.observation = self.by_group({name: self.data[name] for name in self.layout.observations})
         """What reset() and step() return: live, [E, A, F], or by group, key or both."""
@@ -266,7 +267,8 @@ class EnvWrapper:
     def _push_pool(self) -> int:
         """Pushes the rows of the env's pool, and tells how many there are."""
         pool = self.env.pool() or {}
-        check_pool(self.env, pool, [*self.env.arrays(), *self.layout.kept])
+        own = [name for name in self.env.arrays() if name not in self.env.figures]
+        check_pool(self.env, pool, [*own, *self.layout.kept])
         self.data.push_pool(**pool)
         return len(next(iter(pool.values()))) if pool else 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +66,7 @@ class EnvironmentReset:
         keep_terminated: keep the last observation of terminated episodes as well.
         threads_per_env, envs_per_block: see FunctionManager; with an own kernel they are that kernel's.
         step: the functions of the env and the name of its step kernel, to be had in one launch with the restart.
+        figures: arrays [E] float32 that stay as the step left them, though the own kernel may write them (Env.figures).
     Raises:
         EnvError: there is nothing to restart from, or a pool has no observation; or `seed` is not as above.
     """
@@ -81,6 +82,7 @@ class EnvironmentReset:
         threads_per_env: int | None = None,
         envs_per_block: int | None = None,
         step: tuple[FunctionManager, str] | None = None,
+        figures: Collection[str] = (),
     ) -> None:
         self.data = data
         if tuple(data["seed"].shape) != (3,):
@@ -92,7 +94,7 @@ class EnvironmentReset:
         if own:
             launch |= _as(own)
             constants |= own[0].constants
-            before, parameters, restart = _restart_by_own(data, *own)
+            before, parameters, restart = _restart_by_own(data, *own, figures)
         else:
             launch |= {"threads_per_env": threads_per_env, "envs_per_block": envs_per_block}
             before, (parameters, restart) = "", _restart_by_copies(data)
@@ -180,7 +182,9 @@ def _restart_by_copies(data: DataManager) -> tuple[list[str], list[str]]:
     return parameters, ["if (!ended) return;", *copies]
 
 
-def _restart_by_own(data: DataManager, functions: FunctionManager, kernel: str) -> tuple[str, list[str], list[str]]:
+def _restart_by_own(
+    data: DataManager, functions: FunctionManager, kernel: str, figures: Collection[str]
+) -> tuple[str, list[str], list[str]]:
     """What comes first, parameters and statements for an env's own reset kernel, compiled as a device function."""
     source, own = functions.source, functions.signature(kernel)
     if kernel in functions.element_kernels:
@@ -200,6 +204,12 @@ def _restart_by_own(data: DataManager, functions: FunctionManager, kernel: str) 
             )
     call = f"{kernel}({_names(own.parameters)});"
     restart = ["env_sync();  // the last observation is kept before it is overwritten", call]
+    if written := [one.name for one in own.parameters if one.name in figures and one.is_pointer and not one.is_const]:
+        # They are read when a rollout is over, and the reset's number would hide the step's. No array of an env begins
+        # with FINAL (check_names), so the locals' names are free.
+        kept = [f"const float {FINAL}{name} = {name}[env];" for name in written]
+        put_back = [f"if (ended && first_agent() == 0) {name}[env] = {FINAL}{name};" for name in written]
+        restart = [*kept, *restart, "env_sync();  // figures are put back after they are overwritten", *put_back]
     return _device_functions(functions), parameters, restart
 
 

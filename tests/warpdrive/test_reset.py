@@ -1,9 +1,13 @@
 """Ended envs start anew; a step and a restart in one launch do what two launches do."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from adapter_cases import MANY_ENVS, NUM_ENVS, NUM_STEPS, name_of
+from planted_env import Planted, Pooled, planted
 
 from warpdrive import reset
 from warpdrive.backends.ahead import compiling_ahead
@@ -14,7 +18,7 @@ from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import CompileError, EnvError
 from warpdrive.function_manager import FunctionManager
 from warpdrive.reset import EnvironmentReset
-from warpdrive.testing import random_actions
+from warpdrive.testing import check_env, random_actions
 
 
 def four_envs(backend, num_kept=1, has_start=True):
@@ -185,3 +189,71 @@ def test_nor_does_one_that_is_found_to_hold_too_much_when_it_is_first_launched(b
     wrapper.reset()
     assert len(wrapper.prepare_step_and_reset()) == 1
     assert play(wrapper, random_actions(env, NUM_ENVS, 24))["num_truncated"].min() == 2
+
+
+class Hitting(Planted):
+    """Its step writes 10 env + time as a figure, and its reset -1."""
+
+    figures = {"hits": "what is hit"}
+
+    def arrays(self) -> dict[str, Any]:
+        return {**super().arrays(), "hits": np.zeros((), np.float32)}
+
+
+def hitting(folder: Path, reset_takes: str = "float* hits", reset_does: str = "hits[env] = -1.0f;") -> Hitting:
+    takes = "float* place, int* time_step, int* count,\n" + " " * 41
+    begins = "if (first_agent() == 0) time_step[env] = 0;"
+    written = planted(
+        folder,
+        ("float* observation, float* reward", "float* observation, float* hits, float* reward"),
+        ("time_step[env] = time;", "time_step[env] = time; hits[env] = 10.0f * env + time;"),
+        (takes, f"{takes} {reset_takes}, "),
+        (begins, f"{begins} if (first_agent() == 0) {reset_does}"),
+    )
+    return Hitting(written.config)
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+@pytest.mark.parametrize("folds", [True, False])
+def test_a_figure_stays_as_the_last_step_left_it_though_the_reset_kernel_writes_it(backend, tmp_path, folds, threads):
+    wrapper = EnvWrapper(
+        hitting(tmp_path), 5, backend=backend, final_observations=3, folds=folds, threads_per_env=threads
+    )
+    wrapper.reset()
+    hits = torch.zeros(12, 5, device=backend.device)
+    calls = [call for row in hits for call in wrapper.prepare_step_and_reset(hits=row)]
+    assert len(calls) == (12 if folds else 24)
+    for call in calls:
+        call()
+    assert wrapper.data.pull("time_step").tolist() == [2] * 5, "all began anew after 10 steps"
+    time = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2])
+    assert hits.cpu().tolist() == (time[:, None] + 10 * torch.arange(5)).tolist()
+    wrapper.data["time_step"] = 9
+    wrapper.step()
+    assert wrapper.data.pull("truncated").all()
+    assert wrapper.data.pull("hits").tolist() == [10, 20, 30, 40, 50]
+
+
+def test_an_env_whose_reset_kernel_writes_a_figure_passes_the_kit(device, tmp_path):
+    assert check_env(hitting(tmp_path), device, num_steps=20)
+
+
+def test_an_env_whose_reset_kernel_leaves_figures_alone_has_the_kernels_it_had(backend, tmp_path):
+    takes, does = "const float* hits", "count[0] += hits[env] > 1e9f;"
+    left_alone = make(hitting(tmp_path, takes, does), backend, False)._reset._functions.source.text
+    assert "final_hits" not in left_alone
+    assert "final_hits" in make(hitting(tmp_path), backend, False)._reset._functions.source.text
+
+
+def test_a_pool_of_a_figure_is_refused(tmp_path):
+    class Both(Pooled):
+        figures = {"hits": "what is hit"}
+
+        def arrays(self) -> dict[str, Any]:
+            return {**super().arrays(), "hits": np.zeros((), np.float32)}
+
+        def pool(self) -> dict[str, Any]:
+            return {**super().pool(), "hits": np.ones(5, np.float32)}
+
+    with pytest.raises(EnvError, match=r"pool\(\) has 'hits', which is no array that restarts"):
+        EnvWrapper(planted(tmp_path, kind=Both), 2, device="cpu")
