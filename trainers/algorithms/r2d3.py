@@ -80,7 +80,10 @@ def why_no_demonstrations(config: R2D3Config, spec: GroupSpec) -> str | None:
         if config.period % one.every or config.burn_in % one.every:
             return f"{told} '{one.name}' is there every {one.every} steps. Make period and burn_in multiples of it."
     if layout.num_slots % config.period:
-        return f"{told} period {config.period} does not divide their {layout.num_slots} slots. Take one that does."
+        fit = [period for period in range(1, layout.num_slots + 1) if layout.num_slots % period == 0]
+        nearest = max(one for one in fit if one < config.period), min(one for one in fit if one > config.period)
+        told += f" period {config.period} does not divide their {layout.num_slots} slots."
+        return f"{told} Take {nearest[0]} or {nearest[1]}."
     return None
 
 

@@ -33,6 +33,8 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     config = config_of(path, options, overrides)
     if config.trainer.num_gpus > 1:
         raise ConfigError("trainer.num_gpus: one process is measured: say trainer.num_gpus=1.")
+    if config.population.size > 1:
+        raise ConfigError("population.size: one run is measured: say population.size=1.")
 
     from trainers.report.paths import told_paths
     from trainers.report.throughput import describe, machine_of, measure, temporary_trainer

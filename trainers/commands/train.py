@@ -73,11 +73,10 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         overrides = [*overrides, ("trainer.num_gpus", str(size))]
     config = config_of(path, options, overrides)
 
-    if options.dry_run:
-        return dry_run(config)
-
     if resume is None:
         check_runs_folder(Path(config.saving.basedir))
+    if options.dry_run:
+        return dry_run(config)
     if options.resume == AUTO and not _is_launched():
         resume = _newest_run(config, options, is_rank)
     if (config.trainer.num_gpus > 1 or options.max_restarts) and not is_rank:

@@ -130,7 +130,7 @@ class Request:
 def why_not_here(limits: Limits, precision: str) -> str | None:
     """Why no fused kernels run on a device in a precision, in words; None if they do."""
     if limits.capability is None and not RUNS_ON_CPU:
-        return "on a CPU it is faster than the fused kernels"
+        return "on a CPU torch is faster than the fused kernels"
     if precision not in ("bf16", FULL_PRECISION):
         return f"trainer.precision={precision} asks for it; fused kernels play and learn in bf16, or with auto"
     if limits.capability is not None and limits.capability < (8, 0):

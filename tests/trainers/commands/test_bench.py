@@ -62,7 +62,7 @@ def test_what_cannot_be_measured_is_one_line_and_code_2(tiny, words, line, capsy
     ("runs_on_cpu", "line"),
     [
         (True, "fused kernels play and learn in bf16"),
-        (False, "torch plays and learns in tf32: on a CPU it is faster than the fused kernels"),
+        (False, "torch plays and learns in tf32: on a CPU torch is faster than the fused kernels"),
     ],
 )
 def test_it_says_what_played(tiny, capsys, monkeypatch, runs_on_cpu, line):
