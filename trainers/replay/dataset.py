@@ -21,10 +21,10 @@ import torch
 
 from trainers.errors import RunFolderError
 from trainers.replay.chunks import Chunks, check_sums
-from trainers.replay.listing import DATASET, REPLAY, Listing, Part, listing_to_json, listings_of, part_name
+from trainers.replay.listing import DATASET, REPLAY, Listing, Part, listing_to_json, listings_of, part_name, path_of
 from trainers.replay.of_ranks import joined_by_envs, name_on, num_ranks_of
 from trainers.replay.storage import Layout, of_steps
-from trainers.replay.store import ReplayStore
+from trainers.replay.store import ReplayStore, check_is_store, check_means
 from trainers.run import disk
 from trainers.run.checkpoint import Checkpoint, check_tensors, restore_tensors
 from trainers.run.manifest import sha256, to_json
@@ -41,13 +41,16 @@ FORMAT = 1
 WAY_OUT = "Is it a dataset that this version can read? Export it anew."
 
 
-def write_dataset(store: ReplayStore, folder: Path) -> None:
+def write_dataset(store: ReplayStore, folder: str | Path) -> None:
     """The steps that a store holds now, as a dataset.
 
     Raises:
         CheckpointError: its tiers of files did not take all of them.
+        ConfigError: that is no store, or no path.
         RunFolderError: the folder is there already, or cannot be written.
     """
+    check_is_store(store)
+    path_of("folder", folder)
     chunks = Chunks({STEPS: store})
     with _written(folder) as beside:
         added = chunks.begin(beside)
@@ -112,7 +115,7 @@ def _part_of(place: Path, parts: Sequence[Part], beside: Path) -> Part:
     return replace(part, bytes=path.with_name(part.name).stat().st_size)
 
 
-def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
+def read_dataset(folder: str | Path, backend: Backend, seed: int = 0) -> ReplayStore:
     """A store that holds the steps of a dataset, to make tables of. What is added to it changes no file.
 
     store = read_dataset("cartpole", backend)
@@ -122,9 +125,11 @@ def read_dataset(folder: Path, backend: Backend, seed: int = 0) -> ReplayStore:
         seed: of what is drawn.
     Raises:
         CheckpointError: a file is missing, damaged or unknown; it is named.
+        ConfigError: that is no path, backend or seed.
         MemoryShortError: there is less memory than the steps take.
     """
-    folder = Path(os.path.realpath(folder))
+    check_means(backend, seed)
+    folder = path_of("folder", folder)
     listing, layout, small = _told_of(folder)
     store = ReplayStore.of_layout(layout, backend, seed)
     chunks, listings = Chunks({STEPS: store}), {STEPS: listing}
@@ -149,7 +154,7 @@ def layout_of_dataset(folder: Path) -> tuple[Layout, int]:
     Raises:
         CheckpointError: that is missing, damaged or unknown.
     """
-    listing, layout, _ = _told_of(Path(os.path.realpath(folder)))
+    listing, layout, _ = _told_of(path_of("folder", folder))
     return layout, min(listing.num_steps, layout.num_slots)
 
 

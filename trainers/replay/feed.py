@@ -12,7 +12,7 @@ import torch
 
 from trainers.learning.graphs import Graphed
 from trainers.replay.batch import Batch
-from trainers.replay.kernel_text import KernelText, launch_shape
+from trainers.replay.kernel_text import KernelText, launch_shape, of_field
 from trainers.replay.records import Sizes
 from trainers.replay.selectors import Uniform
 from trainers.replay.storage import Layout, allocate, bytes_of
@@ -281,8 +281,8 @@ class Feed:
             text.line(f"if (code >= 2 && is_first_end(at, {done})) {{")
             for one in layout.observations:
                 name = f"side_{one.name}"
-                side = text.read(name, self.store.small[name], True)
-                out = text.write(f"stage_{name}", stage[name], True)
+                side = text.read(of_field(one.name, "side"), self.store.small[name], True)
+                out = text.write(of_field(one.name, "stage_side"), stage[name], True)
                 text.line(f"    fetch_side<{self._row_of(one)}>(at, code, {side}, {out});")
             text.line("}")
         if is_late:
@@ -305,11 +305,11 @@ class Feed:
             word, words = self._words(one)
             of_env = str(one.axis == "env").lower()
             hot, warm = (
-                text.read(f"{kind}_{one.name}", ones[one.name], True)
+                text.read(of_field(one.name, kind), ones[one.name], True)
                 for kind, ones in (("hot", self.store.tensors), ("warm", self.tiered.warm))
             )
-            read = text.read(f"filed_{one.name}", filed[one.name], True) if filed else "nullptr"
-            out = text.write(f"stage_{one.name}", stage[one.name], True)
+            read = text.read(of_field(one.name, "filed"), filed[one.name], True) if filed else "nullptr"
+            out = text.write(of_field(one.name, "stage"), stage[one.name], True)
             text.line(f"fetch_field<{word}, {words}, {one.every}, {of_env}>(at, {hot}, {warm}, {read}, {out});")
 
     def _words(self, one: Any) -> tuple[str, int]:

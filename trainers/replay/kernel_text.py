@@ -37,7 +37,7 @@ class KernelText:
     def read(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
         """A parameter that nothing in the kernel writes: reads of it wait for no write. Like one that is written, it
         begins with a ring's first number, be it in records or not; see `strides_of`. Raises ConfigError where another
-        tensor has the name."""
+        tensor has the name; those of fields are `of_field`'s."""
         return self._array(name, tensor, "const {}* __restrict__", as_bytes)
 
     def write(self, name: str, tensor: torch.Tensor, as_bytes: bool = False) -> str:
@@ -76,9 +76,14 @@ class KernelText:
             tensor = tensor.flatten().view(torch.uint8)
         other = self._given.get(name, tensor)
         if not isinstance(other, torch.Tensor) or other.data_ptr() != tensor.data_ptr():
-            raise ConfigError(f"a field is named '{name}', as something else in its store's kernels is. Rename it.")
+            raise ConfigError(f"kernel 'replay_{self.name}': two of its arrays are named '{name}'. Rename one.")
         self._parameters[name], self._given[name] = f"{pointer.format(CTYPES[tensor.dtype])} {name}", tensor
         return name
+
+
+def of_field(name: str, kind: str = "") -> str:
+    """What a kernel calls an array of a field, or what it makes of it: as nothing else there, whatever the name is."""
+    return f"{kind}_field_{name}" if kind else f"field_{name}"
 
 
 def launch_shape(

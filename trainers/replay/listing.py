@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,13 +12,21 @@ from typing import Any
 
 from trainers.run.manifest import MANIFEST, read_manifest
 from warpdrive.config import shown
-from warpdrive.errors import CheckpointError
+from warpdrive.errors import CheckpointError, ConfigError
 
 DATASET = "dataset.json"
 """What says which files a dataset has."""
 REPLAY = "replay"
 """The folder, and the key of manifests."""
 _NAME = re.compile(r"[^/]+\.[0-9]{12,}-[0-9]{12,}\.[0-9a-f]{16}\.safetensors")
+
+
+def path_of(name: str, path: object) -> Path:
+    """A path as whoever calls gave it, followed to where it leads. Raises ConfigError if it is none."""
+    given = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise ConfigError(f"{name} is {shown(path)}. Take a path, such as 'kept'.")
+    return Path(os.path.realpath(given))
 
 
 @dataclass(frozen=True)

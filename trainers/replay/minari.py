@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from trainers.experience.field import Field
+from trainers.replay.listing import path_of
 from trainers.replay.storage import ACTION, NAME, REWARD, TERMINATED, TRUNCATED, Layout
-from trainers.replay.store import ReplayStore
+from trainers.replay.store import ReplayStore, check_means
 from warpdrive.distribution import pip_install
 from warpdrive.errors import BackendError, ConfigError
 
@@ -46,8 +47,11 @@ def read_minari(source: Path | str, backend: Backend, seed: int = 0) -> ReplaySt
         seed: of what is drawn.
     Raises:
         BackendError: h5py is not installed.
-        ConfigError: there is no such dataset, or it holds what a store cannot; the episode is named.
+        ConfigError: there is no such dataset, or it holds what a store cannot; the episode is named. Or that is no
+            path, backend or seed.
     """
+    check_means(backend, seed)
+    path_of("source", source)
     path = _file_of(source)
     with _opened(path) as file, _damage_told(path):
         names = sorted((name for name in file if re.fullmatch(r"episode_[0-9]+", name)), key=lambda name: int(name[8:]))

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from trainers.experience.field import whole
 from trainers.replay.chunks import REPLAY, Chunks, check_sums
+from trainers.replay.listing import path_of
 from trainers.replay.of_ranks import EMPTY
 from trainers.replay.storage import OF_TABLE, of_steps
-from trainers.run import checkpoint
+from trainers.replay.store import ReplayStore, check_is_store
+from trainers.run import checkpoint, disk
+from trainers.run.identity import Changes
+from trainers.run.lock import FolderHold, hold_folder
 from trainers.run.reading import list_checkpoints
 from warpdrive.config import shown
-from warpdrive.errors import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    from trainers.replay.store import ReplayStore
+from warpdrive.errors import CheckpointError, ConfigError, tell_anyway
 
 NAME, TABLES = "replay", "tables"
+_savers: weakref.WeakValueDictionary[Path, StoreCheckpoints] = weakref.WeakValueDictionary()
+"""Those that have saved, by folder; of one store the first that lives."""
 
 
 class StoreCheckpoints:
@@ -37,27 +40,36 @@ class StoreCheckpoints:
     Args:
         folder: of this store alone; made where it is missing.
         num_kept: how many of the newest checkpoints stay.
+    Raises:
+        ConfigError: that is no store, or no folder.
     """
 
     def __init__(self, store: ReplayStore, folder: str | Path, num_kept: int = 2) -> None:
         whole("num_kept", num_kept, 1)
-        self.store, self.folder, self.num_kept = store, Path(os.path.realpath(folder)), num_kept
+        check_is_store(store)
+        self.store, self.folder, self.num_kept = store, path_of("folder", folder), num_kept
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise ConfigError(f"{self.folder}: is no folder. Name the one that checkpoints are to lie in.")
+        self._hold: FolderHold | None = None
         self._chunks = Chunks({NAME: store})
         files = None if store.tiered is None else store.tiered.files
         if files is not None and files.folder is None:
             files.files_in(self.folder / REPLAY, NAME, is_shared=True)
+            store.tiered.claim = _as_long_as_it_lives(self._take)
 
     def save(self) -> Path:
         """Waits for the device and the disk. The checkpoint's folder: step_<env steps that were added>.
 
         Raises:
             NotSavedError: the disk is full or cannot be written; the checkpoints before are as they were.
-            ConfigError: windows were added that were not counted: nobody knows which steps are whole.
+            ConfigError: windows were added that were not counted: nobody knows which steps are whole. Or another store
+                has its checkpoints in the folder, of which it would keep none.
         """
         added, counted = int(self.store.small["head"][0]), self.store.num_steps_added
         if added != counted:
             told = f"{added:,} steps of each env were added, and {counted:,} were counted"
             raise ConfigError(f"{told}. Call count_window once for each window that is added, then save.")
+        self._take()
         env_steps = self.store.num_steps_added * self.store.layout.num_envs
         small = self._chunks.small()
         tables = {name: table.described() for name, table in self.store.tables.items()}
@@ -76,14 +88,29 @@ class StoreCheckpoints:
             The checkpoint; None: there is none.
         Raises:
             CheckpointError: a file is missing, damaged, or of another kind of store; nothing has changed.
+            ConfigError: that is no path.
         """
-        found = list_checkpoints(self.folder) if path is None else [Path(os.path.realpath(path))]
+        found = list_checkpoints(self.folder) if path is None else [path_of("path", path)]
         if not found:
             return None
         try:
             return self._restore(found[-1])
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(f" {EMPTY}", "")) from None
+
+    def _take(self) -> None:
+        """Keeps other stores, of whatever process, from having their checkpoints here, as long as this object lives."""
+        other = _savers.get(self.folder)
+        if other is not None and other.store is not self.store:
+            raise _is_taken(self.folder, "store of this process", "Let its StoreCheckpoints go")
+        try:
+            disk.make_folder(self.folder)
+            self._hold = hold_folder(self.folder)
+        except BlockingIOError:
+            raise _is_taken(self.folder, "process", "Wait until it has ended") from None
+        except OSError:  # a disk that is full or knows no locks: what cannot be written is told when it is tried
+            self._hold = None
+        _savers.setdefault(self.folder, self)
 
     def _restore(self, path: Path) -> Path:
         saved, chunks = checkpoint.load_checkpoint(path), self._chunks
@@ -110,6 +137,8 @@ class StoreCheckpoints:
         is_resized = bool(chunks.resized)
         chunks.move_resized()
         self.store.restored()
+        if is_resized:
+            tell_anyway(f"{saved.path}: {Changes(resized=[NAME]).lines()[0]}.")
         for name, table in self.store.tables.items() if is_resized else ():
             if (drawn := saved.tensors[NAME].get(f"{OF_TABLE}{name}_num_sampled")) is not None:
                 table.go_on_from(int(drawn), table.items_of(saved.replay[NAME].num_steps))
@@ -140,3 +169,14 @@ class StoreCheckpoints:
             if first < end != tree.anchors.drawable(num_steps)[1]:
                 told = f"{file}: table '{name}' was of another window"
                 raise CheckpointError(f"{told}. Make it as it was, or give it another name.")
+
+
+def _as_long_as_it_lives(method: Callable[[], None]) -> Callable[[], None]:
+    """The same, which keeps nothing alive."""
+    found = weakref.WeakMethod(method)
+    return lambda: None if (call := found()) is None else call()
+
+
+def _is_taken(folder: Path, by: str, way_out: str) -> ConfigError:
+    message = f"{folder}: another {by} has its checkpoints or steps here"
+    return ConfigError(f"{message}. {way_out}, or give each store a folder of its own.")

@@ -47,6 +47,13 @@ class Selector:
         """What going on exactly from here takes, by name."""
         return {} if self.tree is None else self.tree.state()
 
+    def at(self, env_steps: int) -> None:
+        """What follows a schedule takes its value after so many env steps. Raises ConfigError if that is no number."""
+        is_number = isinstance(env_steps, numbers.Real) and not isinstance(env_steps, bool)
+        if not is_number or not 0 <= env_steps < float("inf"):
+            told = f"table '{self.table_name}': env_steps is {in_a_line(env_steps)}"
+            raise ConfigError(f"{told}. Take a number of at least 0.")
+
     def num_lanes(self, number: int) -> int:
         """Threads that draw an item together, at least, of a batch of so many on a GPU."""
         return 1
@@ -174,6 +181,7 @@ class Prioritized(Selector):
 
     def at(self, env_steps: int) -> None:
         """Sets beta to what it is after so many env steps."""
+        super().at(env_steps)
         self.tree.beta.fill_(float(value_at(self.beta, env_steps)))
 
     def num_lanes(self, number: int) -> int:

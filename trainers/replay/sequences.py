@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from trainers.experience.field import whole
-from trainers.replay.kernel_text import KernelText
+from trainers.replay.kernel_text import KernelText, of_field
 from trainers.replay.records import Sizes, strides_of
 from trainers.replay.storage import ACTION, ACTIVE, REWARD, SURVIVED, Layout
 from trainers.replay.windows import (
@@ -137,7 +137,7 @@ class Sequences:
         done = text.read("done", store["done"])
         known = ", ".join(strides_of(store[one if leave else "done"]) for one in _FLAGS)
         known = f"{strides_of(store['done'])}, {str(leave).lower()}, {known}"
-        flags = ", ".join(text.read(name, store[name]) if leave else "nullptr" for name in _FLAGS)
+        flags = ", ".join(text.read(of_field(name), store[name]) if leave else "nullptr" for name in _FLAGS)
         text.line("const Item at = at_row(item, r);")
         text.line("const long long number = (long long)r * num_items + i;")
         starts = text.write("starts", batch["starts"])
@@ -152,8 +152,8 @@ class Sequences:
                 text.line("if (r >= NUM_BEFORE && r < NUM_BEFORE + LENGTH)")
                 text.line(
                     f"    gather_targets<{by_agent}, {strides_of(store[name])}, {known}>(at, r, "
-                    f"number - (long long)NUM_BEFORE * num_items, lane, done, {text.read(name, store[name])}, "
-                    f"{flags}, {outs});"
+                    f"number - (long long)NUM_BEFORE * num_items, lane, done, "
+                    f"{text.read(of_field(name), store[name])}, {flags}, {outs});"
                 )
                 continue
             where, number = "at", "number"
@@ -164,10 +164,10 @@ class Sequences:
                 text.line("if (r < NUM_BEFORE + LENGTH)")
             if name == ACTION and is_whole(one.dtype):
                 word, words = CTYPES[one.dtype], math.prod(one.shape)
-                ring = text.read(name, store[name])
+                ring = text.read(of_field(name), store[name])
                 out = text.write("out_action", batch[ACTION])
             else:
-                ring = text.read(name, store[name], True)
-                out = f"({word}*){text.write(f'out_{name}', batch[name], True)}"
+                ring = text.read(of_field(name), store[name], True)
+                out = f"({word}*){text.write(of_field(name, 'out'), batch[name], True)}"
             of_word = f"{word}, {words}, {by_agent}, {strides_in_words(store[name], one, words)}"
             text.line(f"    FieldRow<{of_word}>({where}, lane, {ring}).store_as({out}, {number}, lane);")

@@ -98,6 +98,9 @@ class Layout:
                 )
             if one.name in reserved or one.name.startswith(OF_TABLE) or one.of != "step":
                 raise ConfigError(f"a store keeps steps, and '{one.name}' itself. Leave the field out, or rename it.")
+            if one.extra and f"side_{one.name}" in _RESERVED:
+                told = f"a store keeps what truncated episodes saw last of it as 'side_{one.name}', which is taken"
+                raise ConfigError(f"field '{one.name}': {told}. Rename it, or leave extra out.")
             if (wrong := _problem_of(one)) is not None:
                 raise ConfigError(f"field '{one.name}' {wrong}")
         if SURVIVED in names and ACTIVE not in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,11 +32,14 @@ from trainers.replay.tiers import Division, Tier
 from trainers.replay.windows import Transitions
 from trainers.run.free_memory import free_bytes
 from warpdrive.backends.base import Backend
+from warpdrive.config import did_you_mean
 from warpdrive.errors import ConfigError
 
 CHUNK_BYTES = 32 << 20
 SIDE = "side_"
 """Begins the names of what truncated episodes saw last, as it is kept; and of the steps after which it was."""
+LIMITS = [*inspect.signature(Table).parameters][5:]
+"""What `table` takes besides a name, a selector and a window."""
 COUNTS_OF_TABLE = ("range", "oldest", "leaves", "uses")
 """What a table keeps that is never below 0, and that it finds its way by."""
 
@@ -80,9 +84,7 @@ class ReplayStore:
         episode_length: int | None = None,
         tiers: Sequence[Tier] = (),
     ) -> None:
-        if not isinstance(backend, Backend):
-            raise ConfigError(f"backend is {in_a_line(backend)}. Take what choose_backend() gives.")
-        whole("seed", seed, 0, (1 << 64) - 1)
+        check_means(backend, seed)
         if not isinstance(tiers, list | tuple) or not all(isinstance(one, Tier) for one in tiers):
             raise ConfigError(f"tiers are {in_a_line(tiers)}. Take a list, such as [Device('1GB'), Pinned('8GB')].")
         layout = Layout.of(fields, num_envs, num_agents, num_steps, capacity, episode_length)
@@ -91,8 +93,9 @@ class ReplayStore:
     @classmethod
     def of_layout(cls, layout: Layout, backend: Backend, seed: int = 0) -> ReplayStore:
         """A store of these sizes, which another one had."""
+        check_means(backend, seed)
         store = cls.__new__(cls)
-        store._make(layout, backend, seed, None)
+        store._make(layout, backend, int(seed), None)
         return store
 
     def _make(
@@ -161,6 +164,9 @@ class ReplayStore:
 
     def table(self, name: str, selector: Selector, window: Transitions | Sequences, **limits: Any) -> Table:
         """A way to draw; several share the steps. `limits` are those of `Table`."""
+        if unknown := [one for one in limits if one not in LIMITS]:
+            told = f"table {in_a_line(name)}: there is no '{unknown[0]}'.{did_you_mean(unknown[0], LIMITS)}"
+            raise ConfigError(f"{told} Take {', '.join(LIMITS)}.")
         if not isinstance(name, str) or not TABLE_NAME.fullmatch(name):
             raise ConfigError(f"a table's name is {in_a_line(name)}. Take letters, digits, '_', '-', '.' and spaces.")
         if name in self.tables:
@@ -344,6 +350,19 @@ class ReplayStore:
         if low:
             way_out = f"The largest capacity that fits is {low * window:,}."
         check_room(f"a store of {most * window:,} env steps", needed, free, way_out)
+
+
+def check_means(backend: object, seed: object) -> None:
+    """Raises ConfigError if a store cannot be made with these."""
+    if not isinstance(backend, Backend):
+        raise ConfigError(f"backend is {in_a_line(backend)}. Take what choose_backend() gives.")
+    whole("seed", seed, 0, (1 << 64) - 1)
+
+
+def check_is_store(value: object) -> None:
+    """Raises ConfigError if it is none."""
+    if not isinstance(value, ReplayStore):
+        raise ConfigError(f"store is {in_a_line(value)}. Give a ReplayStore.")
 
 
 def steps_per_chunk(layout: Layout) -> int:

@@ -255,8 +255,7 @@ class Table:
 
     def at(self, env_steps: int) -> None:
         """What follows a schedule takes its value of now."""
-        if isinstance(self.selector, Prioritized):
-            self.selector.at(env_steps)
+        self.selector.at(env_steps)
 
     def played(self, version: int) -> None:
         """Says which version of the policy played the window that is added next; for max_staleness."""
@@ -270,12 +269,12 @@ class Table:
     def may_add(self, number: int) -> bool:
         """Whether the rate limiter lets so many items come in now, on each rank."""
         size = self.world.size
-        return self._counted().may_insert(number * size, self.num_drawable * size)
+        return self._counted(number).may_insert(number * size, self.num_drawable * size)
 
     def may_draw(self, number: int) -> bool:
         """Whether the rate limiter lets so many be drawn now, by each rank."""
         size = self.world.size
-        return self.num_drawable > 0 and self._counted().may_sample(number * size, self.num_drawable * size)
+        return self._counted(number).may_sample(number * size, self.num_drawable * size) and self.num_drawable > 0
 
     @property
     def num_inserted(self) -> int:
@@ -287,7 +286,8 @@ class Table:
         period, last = self.window.period, num_steps - self.window.ahead
         return max(0, last // period + 1 - -(-self.window.behind // period)) * self.num_rows
 
-    def _counted(self) -> Counter:
+    def _counted(self, number: int) -> Counter:
+        whole(f"table '{self.name}': the number of items", number, 0)
         size = self.world.size
         return Counter(self.rate_limiter, self.num_inserted * size, int(self.num_sampled) * size)
 

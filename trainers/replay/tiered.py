@@ -76,6 +76,8 @@ class Tiered:
         self._hold: FolderHold | None = None
         self._is_placed = self.files is None
         """Whether it was said for good where files go."""
+        self.claim: Callable[[], None] = lambda: None
+        """Keeps other stores from where checkpoints that are no run's have these files, or raises ConfigError."""
         self.num_fetched = [0, 0]
         """Batches whose items were fetched in time; and those that the host had to wait for."""
         self.stall_seconds = 0.0
@@ -130,9 +132,11 @@ class Tiered:
         if folder is None:
             told = "tiers: nobody said where files go: File(None) is of a run, or of StoreCheckpoints"
             raise ConfigError(f"{told}. Make these before the first window is added, or name a folder.")
-        self._is_placed = True
         if self.files.is_shared:
+            self.claim()
+            self._is_placed = True
             return
+        self._is_placed = True
         if folder.resolve() in _places:
             raise _is_taken(folder, "store of this process")
         self._hold = _taken(folder, self.files.name)

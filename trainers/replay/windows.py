@@ -12,7 +12,7 @@ import torch
 
 from trainers.experience.field import Field, in_a_line, whole
 from trainers.replay.batch import Batch
-from trainers.replay.kernel_text import KernelText
+from trainers.replay.kernel_text import KernelText, of_field
 from trainers.replay.records import Sizes, strides_of
 from trainers.replay.storage import ACTION, ACTIVE, MASK, REWARD, SURVIVED, WORDS, Layout
 from warpdrive.errors import ConfigError
@@ -20,6 +20,8 @@ from warpdrive.function_manager import Constant
 from warpdrive.signature import CTYPES
 
 Axis = Literal["env", "agent"]
+SEEN = "what is seen"
+"""What observations mean, whatever they are called; other fields mean what their names say."""
 WORDS_OF_LANE = 4
 """Words of an item that one thread copies, about; more threads share it where there are more."""
 MOST_LANES = 128
@@ -155,7 +157,7 @@ class Transitions:
         found: Sizes = {"index": ((number,), torch.int64), "weight": ((number,), torch.float32)}
         for field, rows, kind in self._outputs(layout):
             start = (number, *rows)
-            if kind == "observation":
+            if kind == SEEN:
                 for name in (field.name, f"next_{field.name}"):
                     found[name] = ((*start, *stack, *field.shape), field.dtype)
             elif kind == MASK:
@@ -195,13 +197,15 @@ class Transitions:
         follows, stores, num_bulks = ["const Fate fate = codes.fate();"], [], 0
         for field, _, kind in self._outputs(layout):
             name, by_agent = field.name, str(field.axis == "agent").lower()
+            ours = of_field(name, "of")
             count = math.prod(field.shape)
             word, words = word_of(field)
             of_word = f"{word}, {words}, {by_agent}, {strides_in_words(store[name], field, words)}"
-            if kind == "observation":
-                rings = ", ".join(text.read(one, store[one], True) for one in (name, f"side_{name}"))
-                outs = f"{text.write(f'out_{name}', batch[name], True)}, "
-                outs += text.write(f"next_{name}", batch[f"next_{name}"], True)
+            if kind == SEEN:
+                rings = f"{text.read(of_field(name), store[name], True)}, "
+                rings += text.read(of_field(name, "side"), store[f"side_{name}"], True)
+                outs = f"{text.write(of_field(name, 'out'), batch[name], True)}, "
+                outs += text.write(of_field(name, "next"), batch[f"next_{name}"], True)
                 if by_bulk and bulk_row(field):
                     stores.append(
                         f"gather_frames<{bulk_row(field)}, {by_agent}>(item, fate, i, lane, {rings}, {outs}, frames, "
@@ -209,31 +213,31 @@ class Transitions:
                     )
                     num_bulks += 1
                 else:
-                    text.line(f"Observation<{of_word}> of_{name}(item, lane, {rings});")
-                    follows.append(f"of_{name}.follow(item, fate, lane);")
-                    stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
+                    text.line(f"Observation<{of_word}> {ours}(item, lane, {rings});")
+                    follows.append(f"{ours}.follow(item, fate, lane);")
+                    stores.append(f"{ours}.store(item, fate, i, lane, {outs});")
             elif kind == MASK:
                 stores.append(
                     f"gather_mask<{count}, {by_agent}, {strides_of(store[name])}>(item, fate, i, lane, "
-                    f"{text.read(name, store[name])}, {text.write('out_mask', batch[name])}, "
+                    f"{text.read(of_field(name), store[name])}, {text.write('out_mask', batch[name])}, "
                     f"{text.write('next_mask', batch['next_mask'])});"
                 )
             elif kind == REWARD:
                 leave = SURVIVED in layout
-                rings = text.read(name, store[name]) + ", "
-                rings += text.read(SURVIVED, store[SURVIVED]) if leave else "nullptr"
+                rings = text.read(of_field(name), store[name]) + ", "
+                rings += text.read(of_field(SURVIVED), store[SURVIVED]) if leave else "nullptr"
                 outs = f"{text.write('out_reward', batch[REWARD])}, {text.write('discount', batch['discount'])}"
                 survived = f"{str(leave).lower()}, {strides_of(store[SURVIVED if leave else name])}"
-                text.line(f"Returns<{by_agent}, {strides_of(store[name])}, {survived}> of_{name}(item, lane, {rings});")
-                stores.append(f"of_{name}.store(item, fate, i, lane, {outs});")
+                text.line(f"Returns<{by_agent}, {strides_of(store[name])}, {survived}> {ours}(item, lane, {rings});")
+                stores.append(f"{ours}.store(item, fate, i, lane, {outs});")
             else:
                 is_number = kind == ACTIVE or (kind == ACTION and is_whole(field.dtype))
                 if is_number:
                     of_word = f"{CTYPES[field.dtype]}, {count}, {by_agent}, {strides_of(store[name])}"
-                ring = text.read(name, store[name], not is_number)
-                out = text.write(f"out_{name}", batch[name], not is_number)
-                text.line(f"const FieldRow<{of_word}> of_{name}(item, lane, {ring});")
-                stores.append(f"of_{name}.store_as({out if is_number else f'({word}*){out}'}, i, lane);")
+                ring = text.read(of_field(name), store[name], not is_number)
+                out = text.write(of_field(name, "out"), batch[name], not is_number)
+                text.line(f"const FieldRow<{of_word}> {ours}(item, lane, {ring});")
+                stores.append(f"{ours}.store_as({out if is_number else f'({word}*){out}'}, i, lane);")
         return follows, stores
 
     def _outputs(self, layout: Layout) -> Iterator[tuple[Field, tuple[int, ...], str]]:
@@ -241,5 +245,5 @@ class Transitions:
         for field in layout:
             if field.name == SURVIVED:
                 continue
-            kind = "observation" if field in layout.observations else field.name
+            kind = SEEN if field in layout.observations else field.name
             yield field, axes_of(field, self.axis, layout.num_agents), kind

@@ -1,5 +1,7 @@
 """Checkpoints of a store whose loop is one's own: what goes on from them, and what is refused."""
 
+import fcntl
+import os
 import re
 
 import pytest
@@ -71,7 +73,7 @@ def test_files_of_a_tier_are_those_of_the_checkpoints(tmp_path, backend, monkeyp
         assert isinstance(file, File)
         kept.store.tiered.files.folder = None
         stores.append((kept, kept.store.table("all", Uniform(), WINDOW), StoreCheckpoints(kept.store, tmp_path)))
-    (kept, table, checkpoints), (_, again, theirs) = stores
+    (kept, table, checkpoints), (other, again, theirs) = stores
     for _ in range(24):
         kept.add()
     place = checkpoints.save()
@@ -83,6 +85,8 @@ def test_files_of_a_tier_are_those_of_the_checkpoints(tmp_path, backend, monkeyp
         ours, found = of_batch(table.draw(9)), of_batch(again.draw(9))
         for name, one in ours.items():
             assert torch.equal(one, found[name]), name
+    with pytest.raises(ConfigError, match="another store of this process has its checkpoints or steps here"):
+        other.add()
 
 
 def test_what_cannot_be_restored_is_told_in_a_line_and_changes_nothing(tmp_path, backend):
@@ -106,7 +110,7 @@ def test_what_cannot_be_restored_is_told_in_a_line_and_changes_nothing(tmp_path,
         assert torch.equal(wider.store.state()[name], one), name
 
 
-def test_what_goes_into_a_larger_store_is_saved_and_restored_again(tmp_path, backend):
+def test_what_goes_into_a_larger_store_is_saved_and_restored_again(tmp_path, backend, capsys):
     """Of a ring of 8 windows of 4 steps into one of 16: all 7 windows that it holds whole go over, and go on."""
     small, large, again = (Kept(Played(3, 2, 4, seed=9), windows, backend) for windows in (8, 16, 16))
     of_small = tables(small.store)
@@ -114,7 +118,9 @@ def test_what_goes_into_a_larger_store_is_saved_and_restored_again(tmp_path, bac
     StoreCheckpoints(small.store, tmp_path / "small").save()
     of_large = tables(large.store)
     tables(again.store)
-    assert StoreCheckpoints(large.store, tmp_path / "small").restore() is not None
+    from_small = StoreCheckpoints(large.store, tmp_path / "small").restore()
+    told = "replay is of another size: what fits of its newest steps stays, all of the same priority."
+    assert capsys.readouterr().out == f"{from_small}: {told}\n"
     assert large.store.num_steps_added == small.store.num_steps_added == 24
     assert [one.num_drawable for one in of_large] == [one.num_drawable for one in of_small]
     for _ in range(6):
@@ -122,6 +128,7 @@ def test_what_goes_into_a_larger_store_is_saved_and_restored_again(tmp_path, bac
     go_on(large, of_large, 5)
     place = StoreCheckpoints(large.store, tmp_path / "large").save()
     assert StoreCheckpoints(again.store, tmp_path / "large").restore() == place
+    assert capsys.readouterr().out == ""
     for name, one in large.store.state().items():
         assert torch.equal(one, again.store.state()[name]), name
 
@@ -147,6 +154,48 @@ def test_a_rate_that_was_kept_is_kept_on_in_a_store_of_another_size(tmp_path, ba
     assert StoreCheckpoints(other.store, tmp_path / "kept").restore() is not None
     assert [(again.may_draw(number), again.may_add(number)) for number in range(300)] == now
     assert (again.num_inserted < table.num_inserted) == (windows > 8)
+
+
+def test_a_folder_is_of_one_store_and_the_second_is_refused(tmp_path, backend):
+    """As long as what saved the first is there; the second would keep none of its checkpoints."""
+    one, two = (Kept(Played(3, 2, 4, seed=9), 8, backend) for _ in range(2))
+    for kept in (one, one, two):
+        kept.add()
+    first, again, second = (StoreCheckpoints(kept.store, tmp_path) for kept in (one, one, two))
+    place = first.save()
+    told = "another store of this process has its checkpoints or steps here. Let its StoreCheckpoints go, or give"
+    with pytest.raises(ConfigError, match=told):
+        second.save()
+    assert second.restore() == first.save() == again.save() == place
+    assert [path.name for path in tmp_path.glob("step_*")] == [place.name]
+    del first, again
+    assert second.save() == place
+
+
+def test_a_folder_that_another_process_holds_is_refused(tmp_path, backend):
+    kept = Kept(Played(3, 2, 4, seed=9), 8, backend)
+    kept.add()
+    theirs = os.open(tmp_path, os.O_RDONLY)  # locks of one file that was opened twice are as of two processes
+    try:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process has its checkpoints or steps here"):
+            StoreCheckpoints(kept.store, tmp_path).save()
+    finally:
+        os.close(theirs)
+    assert not list(tmp_path.iterdir())
+    assert StoreCheckpoints(kept.store, tmp_path).save().is_dir()
+
+
+def test_a_tier_of_the_same_store_may_have_its_files_where_its_checkpoints_are(tmp_path, backend, monkeypatch):
+    monkeypatch.setattr(store_module, "CHUNK_BYTES", 1)
+    kept = make(backend, tmp_path)
+    table, checkpoints = kept.store.table("all", Uniform(), WINDOW), StoreCheckpoints(kept.store, tmp_path)
+    for _ in range(2):
+        for _ in range(24):
+            kept.add()
+        table.draw(9)
+        place = checkpoints.save()
+    assert place.is_dir() and kept.store.tiered.counters()["file_steps"] > 0
 
 
 def test_windows_that_nobody_counted_are_not_saved(tmp_path, backend):

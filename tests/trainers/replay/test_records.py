@@ -9,6 +9,7 @@ from trainers.replay import storage
 from trainers.replay.kernel_text import KernelText
 from trainers.replay.records import Record, flat_of, in_one_run, strides_of
 from trainers.replay.selectors import Prioritized
+from trainers.replay.sequences import Sequences
 from trainers.replay.storage import Layout
 from trainers.replay.store import ReplayStore
 from trainers.replay.tiers import Device
@@ -154,14 +155,42 @@ def test_whatever_fields_are_called_each_is_kept(others, backend):
         assert torch.equal(store.tensors[one.name][: 4 + one.extra], window[one.name]), one.name
 
 
-def test_a_field_named_as_something_else_in_a_kernel_is_refused():
+WORDS_OF_KERNELS = """step first item lane key i r at unit threadIdx NUM_SLOTS LANES seed draws codes fate
+    observation fields stratum num_items drawable_of item_of of_pass out_reward class new default int if for and
+    this u64 done_ _ field_i"""
+
+
+@pytest.mark.parametrize(
+    "window",
+    [Transitions(n_step=2, axis="env"), Transitions(stack=2), Sequences(4, 0, 4), Sequences(4, 4, 4, axis="agent")],
+)
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_field_may_have_any_name_and_is_drawn(window, extra, backend):
+    names = [name for name in WORDS_OF_KERNELS.split() if not (extra and name == "step")]
+    fields = [Field("reward"), *(Field(name, (i % 3 + 1,), extra=extra) for i, name in enumerate(names))]
+    store = ReplayStore(fields, 3, 1, 4, 3 * 16, backend)
+    table = store.table("all", Prioritized(), window)
+    given = window_of(fields, 3, 4, backend)
+    for _ in range(3):
+        store.add(given)
+    batch = table.draw(5)
+    drawn = batch.observation if extra else batch.fields
+    assert sorted(drawn) == sorted(names)
+    newest = (Ellipsis, -1, slice(None)) if extra and getattr(window, "stack", 1) > 1 else (Ellipsis,)
+    row, slot = (batch.index % 3).tolist(), (batch.index // 3).tolist()
+    for name, one in drawn.items():
+        rows = one[newest] if isinstance(window, Transitions) else one[window.burn_in]
+        expected = torch.stack([given[name][at * window.period % 4, env] for at, env in zip(slot, row, strict=True)])
+        assert torch.equal(rows.reshape(expected.shape), expected), name
+
+
+def test_two_arrays_of_a_name_in_a_kernel_are_refused():
     text, (seed, field) = KernelText("draw", []), torch.zeros(2, 3)
     assert text.read("seed", seed) == text.read("seed", seed) == "seed"
-    told = r"a field is named 'seed', as something else in its store's kernels is\. Rename it\.$"
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=r"kernel 'replay_draw': two of its arrays are named 'seed'\. Rename one\.$"):
         text.read("seed", field)
     text.number("number", "int", 3)
-    with pytest.raises(ConfigError, match="a field is named 'number'"):
+    with pytest.raises(ConfigError, match="two of its arrays are named 'number'"):
         text.write("number", field)
 
 

@@ -13,8 +13,10 @@ from trainers.learning.graphs import Graphed
 from trainers.replay import selectors
 from trainers.replay import store as store_module
 from trainers.replay import table as table_module
+from trainers.replay.dataset import read_dataset, write_dataset
 from trainers.replay.kernel_text import HERE
 from trainers.replay.limits import SampleToInsertRatio
+from trainers.replay.minari import read_minari
 from trainers.replay.own_checkpoints import StoreCheckpoints
 from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.sequences import Sequences
@@ -123,6 +125,8 @@ def share_a_selector(store) -> None:
         (lambda b: make(b, 24, [*FIELDS, Field("next_observation")]), "keeps steps, and 'next_observation' itself. Le"),
         (lambda b: make(b, 24, [*FIELDS, Field("index")]), "keeps steps, and 'index' itself. Leave the field out, or"),
         (lambda b: make(b, 24, [*FIELDS, Field("discount")]), "keeps steps, and 'discount' itself. Leave the field ou"),
+        (lambda b: make(b, 24, [*FIELDS, Field("step", extra=1)]), "field 'step': a store keeps what truncated "
+         "episodes saw last of it as 'side_step', which is taken. Rename it, or leave extra out."),
         (lambda b: make(b, 24, [*FIELDS, Field("a\nb")]), "field 'a\\nb': it is no name in C. Rename it."),
         (lambda b: make(b, 24, [*FIELDS, Field(5)]), "field 5: it is no name in C. Rename it."),
         (lambda b: make(b).table("a\nb", Uniform(), WINDOW), "a table's name is 'a\\nb'. Take letters, digits"),
@@ -130,6 +134,26 @@ def share_a_selector(store) -> None:
         (lambda b: make(b).add([]), "a window is a list. Give a dict of tensors by field's name."),
         (lambda b: make(b).add(None), "a window is a NoneType. Give a dict of tensors by field's name."),
         (lambda b: StoreCheckpoints(make(b), "x", 0), "num_kept is 0. Take a whole number of at least 1."),
+        (lambda b: StoreCheckpoints(make(b), None), "folder is nothing. Take a path, such as 'kept'."),
+        (lambda b: StoreCheckpoints(make(b), "a\0b"), "Take a path, such as 'kept'."),
+        (lambda b: StoreCheckpoints(make(b), ""), "Take a path, such as 'kept'."),
+        (lambda b: StoreCheckpoints(make(b), __file__), "test_store.py: is no folder. Name the one that checkpoints a"),
+        (lambda b: StoreCheckpoints(FIELDS, "x"), "store is [Field("),
+        (lambda b: StoreCheckpoints(make(b), "x").restore(5), "path is 5. Take a path, such as 'kept'."),
+        (lambda b: write_dataset(make(b), None), "folder is nothing. Take a path, such as 'kept'."),
+        (lambda b: write_dataset(None, "x"), "store is None. Give a ReplayStore."),
+        (lambda b: read_dataset(None, b), "folder is nothing. Take a path, such as 'kept'."),
+        (lambda b: read_dataset("x", "cpu"), "backend is 'cpu'. Take what choose_backend() gives."),
+        (lambda b: read_dataset("x", b, seed="x"), "seed is 'x'. Take a whole number from 0 to 18,446"),
+        (lambda b: read_minari(None, b), "source is nothing. Take a path, such as 'kept'."),
+        (lambda b: read_minari("x", "cpu"), "backend is 'cpu'. Take what choose_backend() gives."),
+        (lambda b: make(b).table("a", Uniform(), WINDOW, max_time_sampled=3),
+         "table 'a': there is no 'max_time_sampled'. Did you mean 'max_times_sampled'? Take max_times_sampled, max_s"),
+        (lambda b: make(b).table("a", Prioritized(), WINDOW).at("x"), "table 'a': env_steps is 'x'. Take a number of"),
+        (lambda b: make(b).table("a", Prioritized(), WINDOW).at(float("nan")), "table 'a': env_steps is nan. Take a n"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).at(-1), "table 'a': env_steps is -1. Take a number of at le"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).may_add("x"), "table 'a': the number of items is 'x'. Take a"),
+        (lambda b: make(b).table("a", Uniform(), WINDOW).may_draw(None), "the number of items is None. Take a whole"),
         (lambda b: make(b).count_window(), "count_window: nothing adds windows. Call what prepare_add gives, or a g"),
         (lambda b: share_a_selector(make(b)), "table 'b': its selector draws for a table 'a' already. Give it one of"),
     ],

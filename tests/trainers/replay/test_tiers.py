@@ -8,10 +8,13 @@ import pytest
 import torch
 from tiered_stores import NUM_WINDOWS, ROWS, WINDOW, assert_same, drawn, make, of_batch
 
+from trainers.experience.field import Field
 from trainers.replay import feed as feed_module
 from trainers.replay import store as store_module
 from trainers.replay.dataset import write_dataset
 from trainers.replay.selectors import Newest, Prioritized, Uniform, WithoutReplacement
+from trainers.replay.store import ReplayStore
+from trainers.replay.tiers import Device, File, Pinned
 from warpdrive.backends import choose_backend
 from warpdrive.errors import CheckpointError, ConfigError
 
@@ -51,6 +54,23 @@ def test_uniform_draws_are_those_of_a_store_that_is_all_on_the_device(backend, t
     if has_files:
         assert counters["bytes_admitted"] == 39 * 4 * (division.step_bytes + division.done_bytes)
         assert len(list(tmp_path.iterdir())) <= 96 // 4 + 1
+
+
+def test_a_store_with_tiers_has_fields_of_any_name(backend, tmp_path):
+    """Items are the same as of a store that is all on the device; all episodes have a step, and saw something last."""
+    fields = [Field("reward"), Field("item"), Field("lane", extra=1), Field("at", extra=1), Field("class")]
+    window = {one.name: torch.rand(2 + one.extra, 4, 1, device=backend.device) for one in fields}
+    window |= {f"final_{name}": torch.rand(1, 4, 1, device=backend.device) for name in ("lane", "at")}
+    ended = torch.zeros(2, 4, dtype=torch.bool, device=backend.device)
+    window |= {"terminated": ended, "truncated": ~ended}
+    stores = []
+    for tiers in ([], [Device("3KB"), Pinned("1KB"), File(str(tmp_path), "1GB")]):
+        store = ReplayStore(fields, 4, 1, 2, 4 * 200, backend, episode_length=8, tiers=tiers)
+        for _ in range(120):
+            store.add(window)
+        stores.append(store.table("all", Uniform(), WINDOW).draw(9))
+    assert store.tiered.counters()["file_steps"] > 0
+    assert_same(*map(of_batch, stores))
 
 
 def test_draws_by_priority_are_as_old_as_they_are_made_ahead(backend, tmp_path):
