@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainers.errors import MemoryShortError
+from trainers.run.free_memory import free_bytes
+
 NUM_ROWS = 101
 """That go through. It is a prime: what it divides grows with the rows, and the rest, such as a gradient, does not."""
 WORK = "work"
@@ -25,7 +28,12 @@ def bytes_of(module: nn.Module, buffers: bool = True) -> int:
 
 
 def runnable(module: Module) -> Module:
-    """A copy with memory, whose numbers mean nothing, to be counted."""
+    """A copy with memory, whose numbers mean nothing, to be counted. Raises MemoryShortError where the network alone is
+    more than the host has."""
+    free, needed = free_bytes(torch.device("cpu")), bytes_of(module)
+    if free is not None and needed > free:
+        told = f"the network has {needed / 2**30:,.1f} GiB of parameters, and {free / 2**30:,.1f} GiB of memory are"
+        raise MemoryShortError(f"{told} free. Take fewer or narrower layers.")
     # (Module.to_empty would load sympy and more: two seconds.)
     into: dict[int, Any] = {
         id(one): nn.Parameter(torch.empty(one.shape, dtype=one.dtype), one.requires_grad) for one in module.parameters()

@@ -219,6 +219,14 @@ def test_what_needs_more_than_there_is_for_one_env_says_so(tmp_path, monkeypatch
         Trainer(config_of(tmp_path, "cartpole", 10, {"shared": {}}))
 
 
+def test_a_network_that_no_memory_holds_is_told(tmp_path):
+    """10^12 weights of 4 bytes between its layers."""
+    policy = {"shared": {"model": {"fc_dims": [1_000_000, 1_000_000]}}}
+    with pytest.raises(MemoryShortError, match=r"^the network has [\d,]+\.\d GiB of parameters, and "):
+        Trainer(config_of(tmp_path, "cartpole", 10, policy))
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_largest_buffer_that_fits_is_told_where_it_is_what_does_not(tmp_path, monkeypatch):
     """Of 20 MiB: a transition of CartPole takes 21 to 25 bytes, so that some 800,000 of them fit, not ten million."""
     policy = {"shared": {"algorithm": "DQN", "buffer_size": 10_000_000}}
