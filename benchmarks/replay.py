@@ -35,6 +35,7 @@ from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.store import ReplayStore
 from trainers.replay.sum_tree import all_of
 from trainers.replay.windows import Transitions
+from trainers.report.throughput import temporary_trainer
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
@@ -264,14 +265,19 @@ def update_of_a_trainer(filled: Filled, number: int, cycle_us: float, num_calls:
         "model": {"fc_dims": [128, 128], "activation": "relu"},
     }
     sizes = {"num_envs": num_envs, "train_batch_size": num_envs, "total_timesteps": 10**12, "device": backend.name}
-    trainer = Trainer(read_config({"name": "cartpole", "trainer": sizes, "policy": {"agent": policy}}))
+    config = read_config({"name": "cartpole", "trainer": sizes, "policy": {"agent": policy}})
+    with temporary_trainer(config) as trainer:
+        return _update_of(trainer, cycle_us, num_calls, repeats)
+
+
+def _update_of(trainer: Trainer, cycle_us: float, num_calls: int, repeats: int) -> dict[str, Any]:
     algorithm = trainer.algorithms["agent"]
     for _ in range(WINDOW.n_step + 6):
         trainer.iterate()
     learner = algorithm.learns_by
     if hasattr(learner, "due"):  # as many as are due in one launch
         learner.due(0, 1)
-    timed = time_graph if backend.name == "cuda" else time_calls
+    timed = time_graph if trainer.backend.name == "cuda" else time_calls
     whole = round(median(timed(trainer.backend, learner.learn, num_calls, repeats)), 3)
     share = round(100 * cycle_us / whole, 3)
     return {"path": algorithm.path, "whole_us": whole, "cycle_us": cycle_us, "percent": share}

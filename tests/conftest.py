@@ -6,12 +6,13 @@ tests that ask for `built_for_speed`, are built as users build them; all of them
 """
 
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from warpdrive.backends import choose_backend
+from warpdrive.backends import ahead, choose_backend
 from warpdrive.backends.base import Backend
 
 os.environ.setdefault("WARPDRIVE_OPT_LEVEL", "0")  # of processes that tests start, too
@@ -35,6 +36,15 @@ def built_for_speed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WARPDRIVE_OPT_LEVEL")
         yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled_on() -> Iterator[None]:
+    """What a test has compiled ahead and never launched is written before the next one changes where it goes."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == ahead.THREAD:
+            thread.join()
 
 
 @pytest.fixture

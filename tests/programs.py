@@ -54,3 +54,11 @@ def call_command(name: str, *words: object, overrides: tuple[tuple[str, str], ..
     parser = argparse.ArgumentParser()
     module.add_arguments(parser)
     return module.run(parser.parse_args([str(word) for word in words]), list(overrides), None)
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process runs: it is there, and no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # gone before the file is opened, or before it is read
+        return False

@@ -34,6 +34,7 @@ def test_a_law_that_is_broken_is_found(law, run, monkeypatch):
     assert code == 1 and not results[law]["holds"]
 
 
+@pytest.mark.timeout(1500)
 def test_nothing_of_priority_zero_and_nothing_too_often_is_drawn_at_full_size(run):
     """10^8 draws beside as many items of 0; 10^6 of items that may be drawn 32 times each."""
     code, results = run(replay_law, "--device", "cpu", "--laws", "zero", "uses")

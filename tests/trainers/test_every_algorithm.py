@@ -215,6 +215,7 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_two_ranks_share_its_updates_and_go_on_bit_for_bit(name, ranks):
     """What is not the same on all ranks is not saved."""
@@ -226,6 +227,7 @@ def test_two_ranks_share_its_updates_and_go_on_bit_for_bit(name, ranks):
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_one_rank_goes_on_with_what_two_kept(name, ranks, tmp_path):
     run = shutil.copytree(ranks / "runs" / name, tmp_path / name, symlinks=True)
@@ -241,6 +243,7 @@ def test_one_rank_goes_on_with_what_two_kept(name, ranks, tmp_path):
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", WHO_REPLAYS)
 def test_two_ranks_learn_what_one_does_where_a_batch_is_all_there_is(name, ranks, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "warpdrive" / "envs")

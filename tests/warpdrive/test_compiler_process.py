@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import ROOT, variables_of
+from programs import ROOT, is_alive, variables_of
 
 from warpdrive.backends import compiler_process
 from warpdrive.backends.compiler_process import run_compiler, work_folder
@@ -25,17 +25,12 @@ wait
 """A g++ that starts another process to compile with, as g++ does, writes beside it, and never gets done."""
 
 COMPILE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who began the tests may have had it ignored
 from warpdrive.backends.base import Source
 from warpdrive.backends.cpu_compiler import Variant, compile_kernels, find_compiler
 compile_kernels(find_compiler(), Source("a.cu", "", "", {}), Variant())
 """
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file is opened, or before it is read
-        return False
 
 
 def wait_for(condition) -> None:

@@ -230,8 +230,8 @@ def _remove(folders: Sequence[Path]) -> None:
 
 def _remove_files(trainer: Trainer) -> None:
     """Those of a run's tiers, once no thread writes one."""
+    trainer.saves.flush_stores()
     for store in trainer.stores.values():
-        store.flush()
         if store.tiered is not None and store.tiered.files is not None:
             shutil.rmtree(store.tiered.files.folder, ignore_errors=True)
 

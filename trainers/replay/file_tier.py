@@ -110,6 +110,7 @@ class Filed:
             self._waiting.append(_Waiting(group, kept, [one for one in (event, *more) if one is not None]))
             self.settled = group.stop * size
             self.num_dropped += (one_of - 1) * size
+            self.bytes_admitted += self._num_bytes(0, size)
         self.poll()
         with self._lock:
             gone = [part for part in self.parts if part.end <= self.division.first(head)]
@@ -175,7 +176,6 @@ class Filed:
         with self._lock:
             there = [part.end for part in self.parts if begin <= part.begin and part.end <= end]
         start = max([begin, *there])
-        self.bytes_admitted += self._num_bytes(begin, end)
         try:
             for begin, stop in cut_at_chunks(start, end, self.division.chunk, self.division.num_slots):
                 part, beside = self._written(begin, stop)

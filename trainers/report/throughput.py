@@ -60,7 +60,11 @@ def temporary_trainer(config: Config) -> Iterator[Trainer]:
     from trainers.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as folder:
-        yield Trainer(replace(config, saving=replace(config.saving, basedir=folder)))
+        trainer = Trainer(replace(config, saving=replace(config.saving, basedir=folder)))
+        try:
+            yield trainer
+        finally:
+            trainer.saves.flush_stores()
 
 
 def env_alone(trainer: Trainer) -> Callable[[], None]:

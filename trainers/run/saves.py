@@ -58,15 +58,18 @@ class Saves:
         self._reserve_room()
         try:
             yield
-            self._flush_stores()
+            self.flush_stores()
         except BaseException as error:
             if type(error) is not KeyboardInterrupt:
                 self.wait()
+                with contextlib.suppress(Exception):  # the error goes first
+                    self.flush_stores()
             raise
         finally:
             self.free_room()
 
-    def _flush_stores(self) -> None:
+    def flush_stores(self) -> None:
+        """Returns once no thread writes a file of a tier any more."""
         for store in self.trainer.stores.values():
             store.flush()
 

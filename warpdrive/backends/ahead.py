@@ -13,6 +13,9 @@ from warpdrive.backends.base import Backend, LaunchShape, Module, Source
 from warpdrive.errors import CompileError
 from warpdrive.signature import Signature
 
+THREAD = "compiling ahead"
+"""Name of the threads."""
+
 
 @contextmanager
 def compiling_ahead(backend: Backend) -> Iterator[None]:
@@ -30,7 +33,7 @@ def compiling_ahead(backend: Backend) -> Iterator[None]:
         if key not in begun:  # policies share kernels
             begun[key] = built = Future()
             # The compiler is a process, which ends with this one.
-            threading.Thread(target=build, args=(source, built), daemon=True).start()
+            threading.Thread(target=build, args=(source, built), daemon=True, name=THREAD).start()
         return ModuleAhead(begun[key], lambda: compile_here(source))
 
     def build(source: Source, built: Future[None]) -> None:

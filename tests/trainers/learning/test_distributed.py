@@ -20,7 +20,7 @@ from trainers.run.checkpoint import load_checkpoint
 from trainers.settings.config import TrainerConfig
 from warpdrive.errors import BackendError, ConfigError
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[3]
 RANKS = str(ROOT / "tests" / "trainers_ranks.py")
@@ -210,7 +210,7 @@ def test_other_ranks_go_on_with_what_some_saved_as_one_would(tmp_path):
 
 
 def test_a_rank_that_is_stopped_is_ended_and_all_start_again_from_the_newest_checkpoint(tmp_path):
-    words = ["--run-name=a", "--max-restarts=1", "trainer.rank_timeout=5", "saving.model_params_save_freq=1"]
+    words = ["--run-name=a", "--max-restarts=1", "trainer.rank_timeout=10", "saving.model_params_save_freq=1"]
     process = train(TAG, *ENDLESS, *words, cwd=tmp_path)
     try:
         reports = (line for line in process.stdout if line.startswith("env steps "))

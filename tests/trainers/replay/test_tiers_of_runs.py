@@ -18,6 +18,7 @@ from trainers.replay import store as store_module
 from trainers.replay.file_tier import Filed
 from trainers.replay.tiered import SO_FAR
 from trainers.replay.tiers import Device, File, Pinned, TiersConfig, bytes_of_text
+from trainers.report.throughput import temporary_trainer
 from trainers.run import disk
 from trainers.run.checkpoint import load_checkpoint
 from trainers.run.manifest import sha256, to_json
@@ -264,6 +265,7 @@ def test_a_place_of_files_that_another_process_has_or_that_is_a_link_is_left_alo
     trained = run_with_files_in(tmp_path / "scratch", tmp_path)
     trained.train()
     path = trained.run.path
+    trained.stores["replay.tagger"].tiered.files.reader.shutdown()  # what is read ahead holds the folder
     del trained
     (place,) = (tmp_path / "scratch").iterdir()
     gc.collect()
@@ -298,9 +300,9 @@ def test_a_disk_that_will_not_hold_the_files_is_told_at_the_start_and_by_a_dry_r
     assert "files of tiers come to" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("has_folder", [False, True], ids=["of the run", "of its own"])
-def test_no_thread_writes_a_file_once_a_run_or_a_dry_run_has_ended(tmp_path, monkeypatch, has_folder):
-    """Where a run's folder is temporary it can be removed then; a dry run leaves nothing, wherever files go."""
+@pytest.fixture
+def slow_writes(monkeypatch):
+    """Chunks of which a file was begun, and those of which it was ended, 0.3 s later."""
     write, begun, ended = Filed._write, [], []
 
     def slow_write(self, begin):
@@ -310,6 +312,13 @@ def test_no_thread_writes_a_file_once_a_run_or_a_dry_run_has_ended(tmp_path, mon
         ended.append(begin)
 
     monkeypatch.setattr(Filed, "_write", slow_write)
+    return begun, ended
+
+
+@pytest.mark.parametrize("has_folder", [False, True], ids=["of the run", "of its own"])
+def test_no_thread_writes_a_file_once_a_run_or_a_dry_run_has_ended(tmp_path, monkeypatch, slow_writes, has_folder):
+    """Where a run's folder is temporary it can be removed then; a dry run leaves nothing, wherever files go."""
+    begun, ended = slow_writes
     folder = tmp_path / "scratch" / "of" / "mine" if has_folder else None
     trainer = run_with_files_in(folder, tmp_path / "runs", model_params_save_freq=0, replay=False)
     config = trainer.config
@@ -324,6 +333,27 @@ def test_no_thread_writes_a_file_once_a_run_or_a_dry_run_has_ended(tmp_path, mon
     assert dry_run(config, print) == 0
     assert len(begun) > num_begun and begun == ended
     assert not any(tmp_path.iterdir())
+
+
+def test_nor_once_a_run_has_failed_or_was_only_timed(tmp_path, slow_writes):
+    begun, ended = slow_writes
+    trainer = run_with_files_in(None, tmp_path, model_params_save_freq=0, replay=False)
+    iterate = trainer.iterate
+
+    def fails_at_last():
+        if trainer.iteration == 8:
+            raise RuntimeError("at last")
+        return iterate()
+
+    trainer.iterate = fails_at_last
+    with pytest.raises(RuntimeError, match="^at last$"):
+        trainer.train()
+    assert begun and begun == ended
+    num_begun = len(begun)
+    with temporary_trainer(trainer.config) as timed:
+        for _ in range(8):
+            timed.iterate()
+    assert len(begun) > num_begun and begun == ended
 
 
 @pytest.mark.parametrize("has_folder", [False, True], ids=["of the run", "of its own"])

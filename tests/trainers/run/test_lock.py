@@ -21,7 +21,9 @@ OTHER = """
 import sys
 from pathlib import Path
 from trainers.errors import RunFolderError
+from trainers.run import lock
 from trainers.run.lock import lock_run
+lock.PATIENCE = 60  # the holder may have to wait for a core
 print("ready", flush=True)
 sys.stdin.readline()
 try:
