@@ -214,7 +214,8 @@ def load_policies(
     Raises:
         CheckpointError: there is none, it is damaged, or a policy holds a NaN or an infinity.
     """
-    config = read_config(checkpoint.run_folder_of(run) / checkpoint.RESOLVED_CONFIG, allow_import=allow_import)
+    resolved = checkpoint.run_folder_of(run) / checkpoint.RESOLVED_CONFIG
+    config = read_config(resolved, allow_import=allow_import, to_play=True)
     env = load_env(config.name, config.env)
     policies = {}
     for name, one in config.policy.items():

@@ -151,7 +151,8 @@ def players_of(run: Path, backend: Backend, allow_import: bool = False) -> Playe
             f"{run}: holds no checkpoint, so there are no policies to play. A run saves one at its end, and before if "
             "saving.model_params_save_freq says so."
         )
-    settings = read_config(run_folder_of(run) / RESOLVED_CONFIG, allow_import=allow_import).evaluation
+    resolved = run_folder_of(run) / RESOLVED_CONFIG
+    settings = read_config(resolved, allow_import=allow_import, to_play=True).evaluation
     saved = candidates(run)[0]  # asked for once: a run that still trains may save another meanwhile
     env, policies = load_policies(saved, backend, allow_import)
     return Players(env, policies, settings, saved)

@@ -375,7 +375,6 @@ def test_what_is_wrong_outside_is_told_in_one_line_when_the_config_is_read(key, 
     assert told.startswith(f"{place}: ") and line in told
 
 
-@pytest.mark.usefixtures("broken")
 def test_an_error_in_ones_own_code_names_the_line_and_is_kept_in_the_log(tmp_path, warpdrive, capsys, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text(
@@ -396,6 +395,7 @@ def test_an_error_in_ones_own_code_names_the_line_and_is_kept_in_the_log(tmp_pat
     )
 
 
+@pytest.mark.usefixtures("broken")
 def test_a_callback_that_cannot_be_made_says_why(tmp_path):
     callbacks = [{"broken:Picky": {"start": -1}}]
     config = read_config(changed(CONFIG, callbacks=callbacks, saving={"basedir": str(tmp_path)}), allow_import=True)

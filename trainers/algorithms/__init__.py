@@ -39,9 +39,11 @@ def find_algorithm(name: str) -> tuple[type, type]:
     return getattr(module, name), getattr(module, f"{name}Config")
 
 
-def check_algorithm(config: PolicyConfig, spec: GroupSpec) -> None:
-    """Raises EnvError where an algorithm cannot learn what a policy is to do."""
+def check_algorithm(config: PolicyConfig, spec: GroupSpec, to_play: bool = False) -> None:
+    """Raises EnvError where an algorithm cannot learn what a policy is to do; or, if that is only `to_play`, have
+    learned it."""
     kind = find_algorithm(config.algorithm)[0]
+    config = config.played() if to_play else config
     why = kind.why_not(config, spec) or (kind.why_no_memory(config) if config.model.remembers else None)
     if why is not None:
         raise EnvError(f"policy.{spec.name}: {class_name(config.algorithm)} {why}")

@@ -12,6 +12,7 @@ arXiv:1909.01387.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ class R2D3Config(R2D2Config):
     not read: its sequences begin with an empty memory."""
     demo_ratio: Annotated[float, Between(0, 1)] = 0.25
     """Probability that an item of a batch is a demonstration."""
+
+    def played(self) -> R2D3Config:
+        return dataclasses.replace(self, demonstrations=None)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from super().problems()

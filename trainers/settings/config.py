@@ -221,6 +221,10 @@ class PolicyConfig:
         """What each of so many ranks takes of it, as if it were alone: its part of what is counted over all."""
         return self
 
+    def played(self) -> PolicyConfig:
+        """The same of a policy that only plays: without files that it would learn from."""
+        return self
+
     def problems_with(self, spec: GroupSpec, num_steps: int, num_envs: int) -> Iterator[tuple[str, str]]:
         """Keys that do not fit who plays, as `problems` tells them.
 

@@ -62,6 +62,7 @@ def read_config(
     source: str | Path | Mapping[str, Any],
     overrides: Sequence[tuple[str, str]] = (),
     allow_import: bool = False,
+    to_play: bool = False,
 ) -> Config:
     """Reads and checks a config.
 
@@ -70,20 +71,27 @@ def read_config(
         overrides: (dotted key, YAML value) pairs that replace what the file says.
         allow_import: whether it may name what is imported from outside: an env, "my_package.soccer:Soccer", an
             algorithm, a network, callbacks. To import a module is to run it: ask for it where you know the config.
+        to_play: whether its policies only play: what they learned from need not be there any more.
     Raises:
         ConfigError: every mistake, one a line.
     """
+    if not isinstance(source, str | Path | Mapping):
+        raise ConfigError(f"a config of type {type(source).__name__}. Give a YAML file, or what one would hold.")
+    for one in [overrides] if isinstance(overrides, str | Mapping) else overrides:
+        if not isinstance(one, tuple | list) or len(one) != 2 or not all(isinstance(word, str) for word in one):
+            such_as = "[('trainer.num_envs', '8')]"
+            raise ConfigError(f"overrides: {shown(one)} is no pair of a dotted key and a YAML value, as in {such_as}.")
     section = to_section(source) if isinstance(source, Mapping) else load_yaml(source)
     for key, text in overrides:
         override(section, key, text, "command line")
-    return _Reader(section, allow_import).read()
+    return _Reader(section, allow_import, to_play).read()
 
 
 class _Reader:
     """Reads a config part by part and keeps all that is wrong."""
 
-    def __init__(self, section: Section, allow_import: bool) -> None:
-        self.top = section
+    def __init__(self, section: Section, allow_import: bool, to_play: bool) -> None:
+        self.top, self.to_play = section, to_play
         self.problems = Problems()
         self.allow_import = allow_import
         self.adds_metrics = False
@@ -290,7 +298,7 @@ class _Reader:
         with contextlib.suppress(EnvError):  # of agents that differ, the Trainer tells
             spec = spec_of(env, name)
             try:
-                check_algorithm(policy, spec)
+                check_algorithm(policy, spec, self.to_play)
             except EnvError as error:
                 self._add(str(error).removeprefix(f"policy.{name}: "), "policy", name, "algorithm")
             for key, message in policy.problems_with(spec, trainer.num_steps, trainer.num_envs):

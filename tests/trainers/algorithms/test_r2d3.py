@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trainers.algorithms.r2d3 import mixed
+from trainers.evaluation import load_policies
 from trainers.replay import dataset as dataset_module
 from trainers.replay.of_group import SampledSequences
 from trainers.run import checkpoint
@@ -133,6 +134,19 @@ def test_a_run_that_goes_on_draws_the_same_demonstrations(make):
         assert torch.equal(one, theirs.demo_table.tensors()[name]), name
     for one, other in zip(ours.policy.parameters(), theirs.policy.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_who_only_plays_needs_no_demonstrations_any_more(make, dataset, tmp_path):
+    """To learn on they are needed."""
+    moved = shutil.copytree(dataset, tmp_path / "for_now")
+    trainer = make(demonstrations=str(moved))
+    trainer.train()
+    shutil.rmtree(moved)
+    _, policies = load_policies(trainer.run.path)
+    for one, other in zip(policies["agent"].parameters(), trainer.policies["agent"].parameters(), strict=True):
+        assert torch.equal(one, other.cpu())
+    with pytest.raises(ConfigError, match="cannot read its demonstrations"):
+        read_config(trainer.run.path / "config.resolved.yaml")
 
 
 @pytest.mark.parametrize(

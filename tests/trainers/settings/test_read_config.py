@@ -149,3 +149,18 @@ def test_an_env_of_ones_own_is_told_what_no_kernel_can_hold_and_what_it_says_its
     with pytest.raises(ConfigError) as caught:
         read_config({"name": "crowd:Crowd", "env": given, "trainer": {"total_timesteps": 1000}}, allow_import=True)
     assert str(caught.value) == lines
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "told"),
+    [
+        (None, (), r"a config of type NoneType\. Give a YAML file, or what one would hold"),
+        ({"name": "cartpole"}, {"trainer.num_envs": 3}, r"overrides: keys and values .* is no pair of a dotted key"),
+        ({"name": "cartpole"}, "trainer.num_envs=3", r"overrides: 'trainer\.num_envs=3' is no pair"),
+        ({"name": "cartpole"}, ["trainer.num_envs=3"], r"overrides: 'trainer\.num_envs=3' is no pair"),
+        ({"name": "cartpole"}, [("trainer.num_envs", 3)], r"as in \[\('trainer\.num_envs', '8'\)\]\.$"),
+    ],
+)
+def test_a_config_or_overrides_of_another_kind_are_a_line(source, overrides, told):
+    with pytest.raises(ConfigError, match=told):
+        read_config(source, overrides)
