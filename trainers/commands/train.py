@@ -66,9 +66,9 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     if resume is None or options.config is not None:
         path = needed_config(options, folder)
     else:
-        from trainers.run.checkpoint import run_folder_of
+        from trainers.run.checkpoint import run_folder_to_resume
 
-        path = (resume if members_in(resume) else run_folder_of(resume)) / RESOLVED_CONFIG
+        path = (resume if members_in(resume) else run_folder_to_resume(resume)) / RESOLVED_CONFIG
     if is_rank:
         overrides = [*overrides, ("trainer.num_gpus", str(size))]
     config = config_of(path, options, overrides)

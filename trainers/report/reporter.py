@@ -79,7 +79,7 @@ class Reporter:
             f"{self.config.name}: {settings.num_envs:,} envs x {self.env.num_agents} agents, "
             f"{settings.num_steps} steps an iteration, {trainer.num_iterations} iterations"
         )
-        for line in warnings_of(self.config, self.env.env):
+        for line in warnings_of(self.config, self.env.env) if trainer.iteration == 0 else ():
             self.run.say(line, style="yellow")
         for name, store in trainer.stores.items():
             if store.tiered is not None and (why := store.tiered.why_short()) is not None:

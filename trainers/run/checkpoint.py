@@ -36,6 +36,7 @@ from trainers.replay.listing import REPLAY, Listing, listings_of
 from trainers.run import disk
 from trainers.run.best import Figure, best_of
 from trainers.run.free_memory import free_bytes
+from trainers.run.lock import LOCK, lock_run
 from trainers.run.manifest import MANIFEST, RESOLVED_CONFIG, RNG, content_of, make_manifest, read_manifest, to_json
 from trainers.run.reading import (
     BEST,
@@ -315,8 +316,14 @@ def run_folder_to_resume(path: Path) -> Path:
     Raises:
         CheckpointError: it is neither; or a checkpoint under another name, such as one that was set aside: which
             checkpoints come after it is told by the names.
+        RunFolderError: there is none yet, and another process trains there.
     """
-    folder, path = run_folder_of(path), place_of(path)
+    try:
+        folder, path = run_folder_of(path), place_of(path)
+    except CheckpointError:
+        if (place_of(path) / LOCK).exists():
+            lock_run(place_of(path))  # who trains there may not have saved yet: that is told first
+        raise
     for one in (folder, folder / CHECKPOINTS):
         check_files_and_folders(one)
     if path != folder and not STEP_NAME.fullmatch(path.name):

@@ -39,27 +39,13 @@ MAX_BYTES = 16 << 20
 
 @contextlib.contextmanager
 def dumps_crash(trainer: Trainer) -> Iterator[None]:
-    """While it is entered, a NonFiniteError leaves a dump in the run folder on its way out."""
+    """While it is entered, an error is kept in log.txt on its way out, with where in the code it came from if it is
+    none of the project's own; and a NonFiniteError leaves a dump in the run folder."""
     try:
         yield
-    except NonFiniteError as error:
-        try:
-            folder = dump_crash(trainer, error)
-        except (OSError, RuntimeError, RunFolderError) as failure:  # a full disk, a lost device: the error goes first
-            trainer.run.say(f"warning: no crash dump could be written ({failure})", style="yellow")
-        else:
-            trainer.run.say(f"crash dump: {folder}")
-        raise
-
-
-@contextlib.contextmanager
-def explains_faults(trainer: Trainer) -> Iterator[None]:
-    """While it is entered, a fault of the device is told with what is known of the run, and any error is kept in its
-    log.txt, with where in the code it came from if it is none of the project's own."""
-    try:
-        with _faults_explained(trainer):
-            yield
     except Exception as error:
+        if isinstance(error, NonFiniteError):
+            _say_dump(trainer, error)
         if not trainer.run.is_silent:
             lines = [f"error: {error}"] if isinstance(error, WarpDriveError) else traceback.format_exception(error)
             for line in "".join(lines).splitlines():
@@ -67,8 +53,18 @@ def explains_faults(trainer: Trainer) -> Iterator[None]:
         raise
 
 
+def _say_dump(trainer: Trainer, error: NonFiniteError) -> None:
+    try:
+        folder = dump_crash(trainer, error)
+    except (OSError, RuntimeError, RunFolderError) as failure:  # a full disk, a lost device: the error goes first
+        trainer.run.say(f"warning: no crash dump could be written ({failure})", style="yellow")
+    else:
+        trainer.run.say(f"crash dump: {folder}")
+
+
 @contextlib.contextmanager
-def _faults_explained(trainer: Trainer) -> Iterator[None]:
+def explains_faults(trainer: Trainer) -> Iterator[None]:
+    """While it is entered, a fault of the device is told with what is known of the run."""
     try:
         yield
     except Exception as error:

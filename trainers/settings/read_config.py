@@ -361,7 +361,8 @@ class _Reader:
         name = saving.best_metric
         if name is None or name in known or (self.adds_metrics and is_name_of_callback(name)):
             return
-        message = f"no metric that tells the best checkpoint.{did_you_mean(name, known)} ({', '.join(known)})"
+        told = f"{shown(name)} is no metric that tells the best checkpoint."
+        message = f"{told}{did_you_mean(name, known)} ({', '.join(known)})"
         if (why := why_not_by(name, env.groups)) is not None:
             message = f"{why} Take one of {', '.join(known)}."
         elif name.startswith("eval/") and not any(one.startswith("eval/") for one in known):

@@ -375,7 +375,7 @@ def test_steps_are_told_as_they_are_trained_in_whole_iterations(tiny, monkeypatc
         (["tiny.yaml", "policy.agent.to_train=false"],
          "command line: nothing is left to search: no policy trains, or all its keys are typed."),
         (["tiny.yaml", "--metric", "rollout/ep_rew"],
-         "command line: saving.best_metric: no metric that tells the best checkpoint. "
+         "command line: saving.best_metric: 'rollout/ep_rew' is no metric that tells the best checkpoint. "
          "Did you mean 'rollout/ep_rew_mean'? (rollout/ep_rew_mean, rollout/agent/ep_rew_mean, rollout/ep_len_mean)"),
         ([str(ROOT / "examples" / "tag.yaml")],
          "command line: 'tagger' and 'runner' earn apart. Say by --metric which figure tells the best: "

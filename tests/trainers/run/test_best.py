@@ -190,7 +190,7 @@ def test_a_resumed_run_remembers_its_best(tiny):
             {"saving__best_metric": "rollout/shared/ep_rew_mean"} | {"policy": {"shared": {}}},
             "lose. Take one of rollout/tagger/ep_rew_mean, rollout/runner/ep_rew_mean, rollout/ep_len_mean.",
         ),
-        ({"saving__best_metric": "my/score"}, "saving.best_metric: no metric that tells the best checkpoint. ("),
+        ({"saving__best_metric": "my/score"}, "saving.best_metric: 'my/score' is no metric that tells the best"),
         ({"saving__num_checkpoints": 0}, "saving.num_checkpoints: expected a whole number of at least 1"),
     ],
 )

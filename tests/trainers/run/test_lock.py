@@ -1,5 +1,6 @@
 """One process trains in a run folder at a time."""
 
+import gc
 import json
 import os
 import signal
@@ -138,6 +139,22 @@ def test_a_run_that_is_being_trained_is_not_resumed(tiny, other, capsys):
     one.go_on()
     one.process.wait(60)
     assert main(arguments) == 0
+
+
+def test_who_trains_without_having_saved_yet_is_told_to_who_would_go_on_with_the_run(tiny, other, capsys):
+    trainer = Trainer(tiny())
+    path = trainer.run.path
+    del trainer
+    gc.collect()
+    one = other(path)
+    assert one.ask() == "locked"
+    capsys.readouterr()
+    assert main(["train", "--resume", str(path)]) == 3
+    assert capsys.readouterr().err.startswith(f"error: {path}: process {one.pid} on {socket.gethostname()}, started ")
+    one.go_on()
+    one.process.wait(60)
+    assert main(["train", "--resume", str(path)]) == 4
+    assert capsys.readouterr().err == f"error: {path}: holds no checkpoint. Train anew.\n"
 
 
 def test_a_run_is_locked_from_its_start_to_the_end_of_its_training(tiny, other):
