@@ -152,7 +152,7 @@ class RunFolder:
         another Trainer of this process has gone on with the run."""
         world().first(self._take_lock)
         try:
-            if _newest.get(self.path, id(self)) != id(self):
+            if not self.is_silent and _newest.get(self.path, id(self)) != id(self):
                 told = "another Trainer of this process has gone on with this run since"
                 raise RunFolderError(f"{self.path}: {told}. Train with that one, or resume the run once more.")
             yield
