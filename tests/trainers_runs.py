@@ -175,3 +175,15 @@ def learns(trainer: Trainer, least: float, num_iterations: int) -> bool:
 def reports_of(run: Path) -> list[dict]:
     """The lines of a run folder's metrics.jsonl."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def fail_after(trainer, num_iterations: int, message: str) -> None:
+    """From now on, what comes after so many iterations is a RuntimeError."""
+    iterate = trainer.iterate
+
+    def fails():
+        if trainer.iteration == num_iterations:
+            raise RuntimeError(message)
+        return iterate()
+
+    trainer.iterate = fails

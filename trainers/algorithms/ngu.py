@@ -2,10 +2,10 @@
 
 A step is paid r + beta_j * novelty, where novelty is how unlike what is seen then is to what the agent saw before in
 the same episode, times how little a network that learns of everything seen knows it when the step is learned from. The
-policies of a family, the
-arms, differ in beta_j and in how far they look ahead; the first plays for rewards alone, and is the one that is
-evaluated. All are in one network, whose last layer has outputs for each. Each env plays by an arm, and all arms learn
-from what any of them did: targets are Retrace's, whose traces end where the arm would have done something else.
+policies of a family, the arms, differ in beta_j and in how far they look ahead; the first plays for rewards alone, and
+is the one that is evaluated. All are in one network, whose last layer has outputs for each. Each env plays by an arm,
+and all arms learn from what any of them did: targets are Retrace's, whose traces end where the arm would have done
+something else.
 
 Source: Puigdomènech Badia et al. 2020, "Never give up: learning directed exploration strategies", arXiv:2002.06038.
 That all arms learn from each sequence: Kapturowski et al. 2022,

@@ -83,8 +83,7 @@ def identity_of(config: Config, env: Env, device: str, num_ranks: int) -> dict[s
     return {
         "name": config.name,
         **{f"env.{key}": value for key, value in to_plain(env.config).items()},
-        **{f"{SOURCE}{name}": digest for name, digest in digests_of_sources(env).items()},
-        **{f"{CODE}{name}": digest for name, digest in digests_of_code(config).items()},
+        **_digests_of_files(config, env),
         **digests_of_datasets(config),
         "trainer.num_envs": settings.num_envs,
         "trainer.train_batch_size": settings.train_batch_size,
@@ -121,10 +120,15 @@ def other_sources(progress: Mapping[str, Any], config: Config, env: Env) -> list
     """A line for each file of the env, an algorithm or a network that is another than in the run that was saved. What
     was not kept then is not compared."""
     run = progress.get("run")
-    now = {f"{SOURCE}{name}": digest for name, digest in digests_of_sources(env).items()}
-    now |= {f"{CODE}{name}": digest for name, digest in digests_of_code(config).items()}
+    now = _digests_of_files(config, env)
     kept = {key: was for key, was in run.items() if key.startswith((SOURCE, CODE))} if isinstance(run, dict) else {}
     return [_line(key, was, now.get(key)) for key, was in kept.items() if was != now.get(key)]
+
+
+def _digests_of_files(config: Config, env: Env) -> dict[str, str]:
+    """Of the env, algorithms and networks, by their keys."""
+    of_env = {f"{SOURCE}{name}": digest for name, digest in digests_of_sources(env).items()}
+    return of_env | {f"{CODE}{name}": digest for name, digest in digests_of_code(config).items()}
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:

@@ -57,10 +57,11 @@ MAX_UNWRITTEN_BYTES = 256 << 10
 """Of reports that wait in memory for room on the disk; then every second of them is left out."""
 READER_PATIENCE = 5.0
 """Seconds that a line waits for a reader of stdout who does not read; the lines after it wait no more until he does."""
-_newest: dict[Path, int] = {}
-"""By folder, who began to write there last in this process: its `id`."""
 NUM_KEPT = 20
 """Reports that are kept in memory whole."""
+
+_newest: dict[Path, int] = {}
+"""By folder, who began to write there last in this process: its `id`."""
 
 
 class RunFolder:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from trainers_runs import config_of
+from trainers_runs import config_of, fail_after
 
 from trainers.commands.train import dry_run
 from trainers.replay import store as store_module
@@ -338,14 +338,7 @@ def test_no_thread_writes_a_file_once_a_run_or_a_dry_run_has_ended(tmp_path, mon
 def test_nor_once_a_run_has_failed_or_was_only_timed(tmp_path, slow_writes):
     begun, ended = slow_writes
     trainer = run_with_files_in(None, tmp_path, model_params_save_freq=0, replay=False)
-    iterate = trainer.iterate
-
-    def fails_at_last():
-        if trainer.iteration == 8:
-            raise RuntimeError("at last")
-        return iterate()
-
-    trainer.iterate = fails_at_last
+    fail_after(trainer, 8, "at last")
     with pytest.raises(RuntimeError, match="^at last$"):
         trainer.train()
     assert begun and begun == ended

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from programs import full_disk
-from trainers_runs import config_of, reports_of
+from trainers_runs import config_of, fail_after, reports_of
 
 from trainers.callbacks import Callback
 from trainers.run import checkpoint, disk, saves
@@ -156,14 +156,7 @@ def test_an_error_of_another_kind_ends_the_run(tiny, monkeypatch):
 def test_a_run_that_fails_ends_the_checkpoint_that_it_began(tiny):
     trainer = Trainer(tiny(saving__minutes=1))
     Clock(trainer, minutes=1)
-    iterate = trainer.iterate
-
-    def fails():
-        if trainer.iteration == 1:
-            raise RuntimeError("a mistake")
-        return iterate()
-
-    trainer.iterate = fails
+    fail_after(trainer, 1, "a mistake")
     with pytest.raises(RuntimeError, match="a mistake"):
         trainer.train()
     assert checkpoint.load_checkpoint(trainer.run.checkpoints / "last").progress["iteration"] == 1
