@@ -6,7 +6,7 @@ TorchRL's kernels alone, which a graph can hold, are `TorchRLTree`.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -119,9 +119,13 @@ class TorchRLTree:
 
 
 def why_not(*packages: str) -> Measured | None:
-    """None if all of them are here."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    return {"us": None, "why": f"{', '.join(missing)} is not installed"} if missing else None
+    """None if all of them can be imported."""
+    for name in packages:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:  # of what they need, too
+            return {"us": None, "why": f"{name} cannot be imported here: {error}"}
+    return None
 
 
 def torchrl(num_items: int, number: int, backend: Backend, calls: tuple[int, int]) -> Measured:
