@@ -375,6 +375,7 @@ def survived() -> str:
 WRITTEN = (
     ("docs/replay.md", "demand", tables_of_replay.demand),
     ("docs/replay.md", "handover", tables_of_replay.handover),
+    ("docs/replay.md", "cycles", tables_of_replay.cycles),
     ("docs/replay.md", "share", tables_of_replay.share),
     ("docs/replay.md", "tiers", tables_of_replay.tiers),
     ("docs/replay.md", "buffer sizes", tables_of_replay.buffer_size),
