@@ -27,7 +27,7 @@ from warpdrive.backends.base import Backend
 from warpdrive.drawing import arrays_to_draw
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import EnvError, tell
+from warpdrive.errors import EnvError, check_kind, tell
 from warpdrive.recorder import EpisodeRecorder
 
 NUM_STEPS = 25
@@ -117,6 +117,10 @@ class Evaluation:
         greedy: bool | Collection[str] = True,
         record: Sequence[int] = (),
     ) -> None:
+        check_kind(env, Env, "Evaluation: env", "load_env makes one by its name, load_policies that of a run.")
+        check_kind(policies, Mapping, "Evaluation: policies", "Give one by group, as load_policies does.")
+        for name, one in policies.items():
+            check_kind(one, Policy, f"Evaluation: policies['{name}']", "load_policies gives those of a run.")
         if sorted(policies) not in (sorted(env.groups), [SHARED]):
             raise EnvError(
                 f"policies are for {', '.join(policies)}, but the agents of '{env.name}' are {', '.join(env.groups)}. "
@@ -247,7 +251,16 @@ def cross_play(
         candidates: group -> word -> policy, such as {"tagger": {"trained": a, "random": b}, "runner": {...}}.
     Returns:
         (word of the first group, word of the second, ...) -> Score, all on the same starts.
+    Raises:
+        EnvError: candidates are of other groups than the env's.
     """
+    check_kind(env, Env, "cross_play: env", "load_env makes one by its name, load_policies that of a run.")
+    if sorted(candidates) != sorted(env.groups):
+        given = ", ".join(candidates) or "none"
+        message = f"candidates are for {given}, but the agents of '{env.name}' are {', '.join(env.groups)}"
+        raise EnvError(f"{message}. Give some for each: {{group: {{word: policy}}}}.")
+    for group, of_group in candidates.items():
+        check_kind(of_group, Mapping, f"cross_play: candidates['{group}']", "Give {word: policy}.")
     scores = {}
     for words in itertools.product(*(candidates[group] for group in env.groups)):
         policies = {group: candidates[group][word] for group, word in zip(env.groups, words, strict=True)}

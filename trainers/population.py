@@ -28,7 +28,7 @@ from trainers.settings.config import Config, PopulationConfig
 from trainers.trainer import Trainer
 from warpdrive.config_file import dump_yaml
 from warpdrive.env import load_env
-from warpdrive.errors import CheckpointError, ConfigError, printable
+from warpdrive.errors import CheckpointError, ConfigError, check_kind, printable
 
 QUEUES = 32
 """Of a GPU, as many as it has: by default a process uses 8, and no more members are then at work at once."""
@@ -80,6 +80,7 @@ class Population:
         allow_changed: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
+        check_kind(config, Config, "Population: config", "read_config makes one of a YAML file.")
         self.config = config
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(QUEUES))  # read where a process first uses a GPU
         if resume is None:

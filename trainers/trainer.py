@@ -49,7 +49,7 @@ from warpdrive.backends.base import Backend
 from warpdrive.backends.cuda_drivers import BindingsDriver
 from warpdrive.env import Env, load_env
 from warpdrive.env_wrapper import EnvWrapper
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, check_kind
 
 
 class Trainer:
@@ -99,6 +99,7 @@ class Trainer:
         is_quiet: bool = False,
         is_held: bool = False,
     ) -> None:
+        check_kind(config, Config, "Trainer: config", "read_config makes one of a YAML file.")
         check_run_name(run_name)
         if config.population.size > 1:
             message = f"population.size: {config.population.size}: a Trainer is one run"

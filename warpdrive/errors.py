@@ -94,5 +94,11 @@ class ConfigError(WarpDriveError):
     """A config file, key or value is wrong."""
 
 
+def check_kind(value: object, kind: type, what: str, way_out: str) -> None:
+    """Raises ConfigError where what was given from Python is of another kind."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"{what}: expected {kind.__name__}, got {type(value).__name__}. {way_out}")
+
+
 class CheckpointError(WarpDriveError):
     """A checkpoint is missing, torn, corrupted or of another shape."""

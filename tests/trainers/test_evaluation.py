@@ -5,11 +5,12 @@ import torch
 
 from trainers.evaluation import Evaluation, Score, cross_play, load_policies
 from trainers.networks.policy import make_policy
+from trainers.population import Population
 from trainers.settings.config import ModelConfig, PolicyConfig
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
 from warpdrive.env import load_env
-from warpdrive.errors import EnvError
+from warpdrive.errors import ConfigError, EnvError
 
 TAG = {"num_taggers": 2, "grid_length": 5, "episode_length": 12}
 
@@ -152,3 +153,21 @@ def test_policies_for_other_agents_are_refused(device, backend):
     words = r"policies are for tagger, but the agents of 'tag_gridworld' are tagger, runner"
     with pytest.raises(EnvError, match=words):
         Evaluation(env, {"tagger": policy_of(env, "tagger", device)}, 4, 0, backend)
+
+
+def test_what_is_no_env_and_no_policy_is_told_in_a_line(device, backend):
+    env = load_env("tag_gridworld", TAG)
+    policies = {name: policy_of(env, name, device) for name in env.groups}
+    with pytest.raises(ConfigError, match=r"^Evaluation: env: expected Env, got str\. load_env makes one"):
+        Evaluation("tag_gridworld", policies, 2, 1, backend)
+    with pytest.raises(ConfigError, match=r"^Evaluation: policies: expected Mapping, got list\. Give one by group"):
+        Evaluation(env, list(policies.values()), 2, 1, backend)
+    with pytest.raises(ConfigError, match=r"^Evaluation: policies\['runner'\]: expected Policy, got str\."):
+        Evaluation(env, policies | {"runner": "runs"}, 2, 1, backend)
+    with pytest.raises(EnvError, match=r"^candidates are for tagger, but the agents of 'tag_gridworld' are tagger"):
+        cross_play(env, {"tagger": {"a": policies["tagger"]}}, 2, 1, backend)
+    with pytest.raises(ConfigError, match=r"^cross_play: candidates\['runner'\]: expected Mapping, got Policy\."):
+        cross_play(env, {"tagger": {"a": policies["tagger"]}, "runner": policies["runner"]}, 2, 1, backend)
+    for make in (Trainer, Population):
+        with pytest.raises(ConfigError, match=rf"^{make.__name__}: config: expected Config, got str\. read_config"):
+            make("cartpole.yaml")
