@@ -52,6 +52,13 @@ class FusedLearner:
             num_samples = group.num_units * sequences.size
         steps = config.num_epochs, config.num_minibatches
         self.plan = plan = self.packed.plan.learning(num_samples, *steps, sequences)
+        device = group.advantage.device
+        new = self.packed.biases.new_zeros
+        self._key = torch.zeros(2, dtype=torch.int64, device=device)
+        self._order = torch.zeros(plan.num_ordered, dtype=torch.int32, device=device)
+        self._starts = torch.zeros(plan.num_ordered if sequences else 1, dtype=torch.bool, device=device)
+        self._sums = torch.zeros(plan.num_steps, plan.num_sums, 3, dtype=torch.float64, device=device)
+        self._coefficients, self._lr = new(3), new(2)
         # Of a Box what was drawn is kept beside what the env got. Its floats go to the kernels as ints.
         of_box = isinstance(group.policy.head, GaussianHead)
         self._action = (group.action if of_box else group.action_array).view(torch.int32)
@@ -63,14 +70,6 @@ class FusedLearner:
             "HAS_ORDER": plan.has_order,
             "CREDITS_TEAM": group.credits_team,
         }
-        self._compile(config)  # first, as compiling goes on beside what follows
-        device = group.advantage.device
-        new = self.packed.biases.new_zeros
-        self._key = torch.zeros(2, dtype=torch.int64, device=device)
-        self._order = torch.zeros(plan.num_ordered, dtype=torch.int32, device=device)
-        self._starts = torch.zeros(plan.num_ordered if sequences else 1, dtype=torch.bool, device=device)
-        self._sums = torch.zeros(plan.num_steps, plan.num_sums, 3, dtype=torch.float64, device=device)
-        self._coefficients, self._lr = new(3), new(2)
         sizes = [one.size_of_parts for one in plan.networks]
         self._parts = new(sum(sizes))
         self._networks = [
@@ -79,7 +78,7 @@ class FusedLearner:
         ]
         for one in self._networks:
             one.prepare(self.packed, plan, self.constants)
-        self._in_pieces = [one for one in self._networks if one.plan.products is not None]
+        self._compile(config)
         self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
         self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
@@ -137,8 +136,9 @@ class FusedLearner:
         parts = [self._with_own_constants(one.learn) for one in plan.networks]
         learn = compile_fused("learn", parts, shared, plan.blocks_at_once, None, packed.backend)
         self._functions, self._launch_shape = learn
-        if in_pieces := [one.products for one in plan.networks if one.products is not None]:
-            parts = [self._with_own_constants(one) for one in in_pieces]
+        self._in_pieces = [one for one in self._networks if one.plan.products is not None]
+        if self._in_pieces:
+            parts = [self._with_own_constants(one.plan.products) for one in self._in_pieces]
             self._products = compile_fused("products", parts, packed.precision, 1, None, packed.backend)
 
     def _with_own_constants(self, part: Part) -> Part:

@@ -32,7 +32,7 @@ def compiling_ahead(backend: Backend) -> Iterator[None]:
         key = (source.path, source.text, source.constants, source.include_folders, source.options)
         if key not in begun:  # policies share kernels
             begun[key] = built = Future()
-            # The compiler is in a process that ends with this one.
+            # The compiler is a process, which ends with this one.
             threading.Thread(target=build, args=(source, built), daemon=True, name=THREAD).start()
         return ModuleAhead(begun[key], lambda: compile_here(source))
 
@@ -45,8 +45,7 @@ def compiling_ahead(backend: Backend) -> Iterator[None]:
 
     backend.compile = begin
     try:
-        with backend.building():
-            yield
+        yield
     finally:
         backend.compile = compile_here
 

@@ -110,10 +110,6 @@ class Backend(ABC):
         """On any thread what takes long of `compile`, into the cache. Raises as that does."""
         type(self).compile(self, source)  # not what stands in for it while all is compiled ahead (see ahead.py)
 
-    def building(self) -> AbstractContextManager[None]:
-        """Around the time in which `build` is called several times: what they share stays."""
-        return nullcontext()
-
     def in_thread(self) -> AbstractContextManager[None]:
         """Where a thread loads and launches kernels that is not the one that made the backend."""
         return nullcontext()

@@ -63,7 +63,7 @@ def run_compiler(command: Sequence[str], folder: Path, cwd: Path | None = None) 
         keeper,
         **pipes,
         cwd=cwd,
-        env=environment() | {"TMPDIR": str(folder)},
+        env=_environment() | {"TMPDIR": str(folder)},
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C is for us: what we then do decides whether the compiler goes on
@@ -77,12 +77,11 @@ def run_compiler(command: Sequence[str], folder: Path, cwd: Path | None = None) 
 def run_tool(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Asks a compiler something that it answers at once."""
     return subprocess.run(
-        command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
     )
 
 
-def environment() -> dict[str, str]:
-    """Of a compiler's process."""
+def _environment() -> dict[str, str]:
     environment = {**os.environ, "LC_ALL": "C"}
     environment.pop("LD_PRELOAD", None)  # a sanitizer preloaded into Python is not for the compiler
     return environment

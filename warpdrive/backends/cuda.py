@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -25,7 +26,6 @@ from warpdrive.backends import nvrtc
 from warpdrive.backends.base import Backend, LaunchShape, Module, Source, check_room, show_source_line, too_much_shared
 from warpdrive.backends.compiler_process import run_compiler, work_folder
 from warpdrive.backends.cuda_drivers import BindingsDriver, Driver, PyCudaDriver
-from warpdrive.backends.nvrtc_server import SERVER
 from warpdrive.cache import cache_key, cached, read_entry
 from warpdrive.data_manager import find_device
 from warpdrive.errors import BackendError, CompileError
@@ -70,9 +70,6 @@ class CudaBackend(Backend):
 
     def build(self, source: Source) -> None:
         compile_to_cubin(source, self.arch, debug=self.debug, beside=True)
-
-    def building(self) -> AbstractContextManager[None]:
-        return SERVER.held()
 
     def in_thread(self) -> AbstractContextManager[None]:
         return self.driver.in_thread()
@@ -173,22 +170,24 @@ def _run_nvrtc(source: Source, unit: str, flags: list[str]) -> bytes:
         cubin, log = nvrtc.compile_unit(_nvrtc(), unit, source.path, flags)
     except RuntimeError as error:
         raise BackendError(f"NVRTC failed on {source.path}: {error}.") from None
-    return _compiled(cubin, log, source)
-
-
-def _compiled(cubin: bytes | None, log: str, source: Source) -> bytes:
     if cubin is None:
         raise CompileError(_read_diagnostics(log, source))
     return cubin
 
 
 def _run_nvrtc_beside(source: Source, unit: str, flags: list[str]) -> bytes:
-    """In a process of its own, where several are compiled at once."""
-    try:
-        cubin, log = SERVER.compile(unit, source.path, flags)
-    except (OSError, RuntimeError):
-        return _run_nvrtc(source, unit, flags)  # here it may be found, or at least say what is wrong
-    return _compiled(cubin, log, source)
+    """In a process of its own, so that several work at once."""
+    with work_folder() as folder:
+        unit_path, cubin_path = folder / "kernel.cu", folder / "kernel.cubin"
+        unit_path.write_text(unit)
+        # -P: or Python would take the files beside the script for packages
+        command = [sys.executable, "-P", nvrtc.__file__, str(unit_path), source.path, str(cubin_path), *flags]
+        done = run_compiler(command, folder)
+        if done.returncode == 0:
+            return cubin_path.read_bytes()
+    if done.returncode == nvrtc.REFUSED:
+        raise CompileError(_read_diagnostics(done.stderr, source))
+    return _run_nvrtc(source, unit, flags)  # here it may be found, or at least say what is wrong
 
 
 def _nvcc() -> str | None:

@@ -1,18 +1,18 @@
-"""NVRTC compiles CUDA C to machine code, here or, in the process that this file is, too, beside what goes on.
+"""NVRTC compiles CUDA C to machine code, here or, as this file's own process, beside what goes on:
 
-The process imports little. It reads pickled requests, (number, unit, name, flags), from standard input and writes
-answers, (number, what compile_unit returns), to standard output as they are ready; in place of the latter a text where
-NVRTC failed. See nvrtc_server.py.
+    python -P nvrtc.py UNIT NAME CUBIN FLAG ...
+
+Exit code REFUSED: what is in UNIT is wrong, and standard error says why. The process imports little.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
 import sys
-import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+REFUSED = 3
 
 
 def load() -> Any:
@@ -53,28 +53,14 @@ def compile_unit(nvrtc: Any, unit: str, name: str, flags: Sequence[str]) -> tupl
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def main() -> None:
-    """Answers requests, each in a thread of its own, until whoever asks has ended or wants no more."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # for what a compiler prints
-    nvrtc, one_at_a_time = load(), threading.Lock()
-
-    def answer(number: int, *asked: Any) -> None:
-        try:
-            found: Any = compile_unit(nvrtc, *asked)
-        except Exception as error:
-            found = str(error)
-        with one_at_a_time:
-            pickle.dump((number, found), answers)
-            answers.flush()
-
-    while True:
-        try:
-            request = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            os._exit(0)  # at once: no thread is waited for, and nothing taken down beneath them
-        threading.Thread(target=answer, args=request, daemon=True).start()
+def main(unit: str, name: str, cubin: str, *flags: str) -> int:
+    code, log = compile_unit(load(), Path(unit).read_text(), name, flags)
+    if code is None:
+        print(log, file=sys.stderr)
+        return REFUSED
+    Path(cubin).write_bytes(code)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(*sys.argv[1:]))
