@@ -46,10 +46,11 @@ def write_dataset(store: ReplayStore, folder: str | Path) -> None:
 
     Raises:
         CheckpointError: its tiers of files did not take all of them.
-        ConfigError: that is no store, or no path.
+        ConfigError: that is no store, or no path; or windows were added that were not counted.
         RunFolderError: the folder is there already, or cannot be written.
     """
     check_is_store(store)
+    store.check_counted()
     path_of("folder", folder)
     chunks = Chunks({STEPS: store})
     with _written(folder) as beside:

@@ -81,7 +81,8 @@ class Filed:
     bytes_read: int = 0
     stamps: Stamps = field(default_factory=Stamps)
     _trouble: str | None = None
-    _is_told: bool = False
+    _troubled: int | None = None
+    """Step up to which there was trouble last."""
     _waiting: list[_Waiting] = field(default_factory=list)
     _maps: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _expired: set[str] = field(default_factory=set)
@@ -137,9 +138,8 @@ class Filed:
             one.writing = self._writer.submit(self._write, chunk * self.division.chunk)
         self._waiting = [one for one in self._waiting if one.writing is None or not one.writing.done()]
         if self._trouble is not None:
-            if not self._is_told:
-                self.say(f"warning: {self._trouble}")
-            self._trouble, self._is_told = None, True
+            self.say(f"warning: {self._trouble}")
+            self._trouble = None
 
     def is_written(self, step: int) -> bool:
         """Whether no step before this one waits for its file."""
@@ -177,6 +177,7 @@ class Filed:
             there = [part.end for part in self.parts if begin <= part.begin and part.end <= end]
         start = max([begin, *there])
         try:
+            self._remove_expired()  # first: what nobody needs any more may be what fills the disk
             for begin, stop in cut_at_chunks(start, end, self.division.chunk, self.division.num_slots):
                 part, beside = self._written(begin, stop)
                 with self._lock:  # who removes files meets both, or none
@@ -184,14 +185,20 @@ class Filed:
                     self.stamps.note(self.folder, [part])
                     known = [one for one in self.parts if one.name != part.name]
                     self.parts = tuple(sorted([*known, part], key=lambda one: one.begin))
-                start, self._is_told = stop, False
+                start = stop
             self._remove_expired()
         except OSError as error:
             why = disk.why_not_written(error, self.folder, self._num_bytes(start, end))
             dropped = f"{self.folder}: steps of {self.name} were dropped: {why}"
             way_out = "Make room: the next may fit" if error.errno in disk.FULL else "Mend that: the next are kept"
-            self._trouble = f"{dropped}. Training goes on without them. {way_out}."
+            self._say_once(f"{dropped}. Training goes on without them. {way_out}.", end)
             self.num_dropped += end - start
+
+    def _say_once(self, trouble: str, step: int) -> None:
+        """At the next poll; and not again until as many steps as the store holds went down without."""
+        if self._troubled is None or step - self._troubled > self.division.num_slots:
+            self._trouble = trouble
+        self._troubled = step
 
     def _drop(self, chunks: frozenset[int]) -> None:
         """Of what a checkpoint wrote already, too."""
@@ -237,6 +244,8 @@ class Filed:
         return (end - begin) * (self.division.step_bytes + self.division.done_bytes)
 
     def _remove_expired(self) -> None:
+        if not self._expired:
+            return
         with self._lock:
             live = {part.name for part in self.parts} | self.claimed
             self._expired -= {part.name for part in self.parts}
@@ -323,7 +332,7 @@ class Filed:
             if known and not path.exists():  # what was mapped can be read though it is removed
                 return known
             self.lose({part.name})
-            self._trouble = f"{path}: {why}. Training goes on without its steps."
+            self._say_once(f"{path}: {why}. Training goes on without its steps.", self.settled)
             return None
         if known is not None:
             return known
@@ -412,7 +421,7 @@ class Filed:
         for one in self._waiting:
             if one.writing is not None:
                 one.writing.result()
-        self._waiting, self._maps, self.parts = [], {}, ()
+        self._waiting, self._maps, self.parts, self._troubled = [], {}, (), None
 
     def num_steps(self, first: int, end: int) -> int:
         """In files, of these steps."""

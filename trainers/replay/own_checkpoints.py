@@ -25,6 +25,8 @@ from warpdrive.errors import CheckpointError, ConfigError, tell_anyway
 NAME, TABLES = "replay", "tables"
 _savers: weakref.WeakValueDictionary[Path, StoreCheckpoints] = weakref.WeakValueDictionary()
 """Those that have saved, by folder; of one store the first that lives."""
+_newest: weakref.WeakKeyDictionary[ReplayStore, dict[Path, Path]] = weakref.WeakKeyDictionary()
+"""Checkpoint that a store goes on from, by folder."""
 
 
 class StoreCheckpoints:
@@ -62,21 +64,21 @@ class StoreCheckpoints:
 
         Raises:
             NotSavedError: the disk is full or cannot be written; the checkpoints before are as they were.
-            ConfigError: windows were added that were not counted: nobody knows which steps are whole. Or another store
-                has its checkpoints in the folder, of which it would keep none.
+            ConfigError: windows were added that were not counted: nobody knows which steps are whole. Or the folder has
+                checkpoints of another store, of which it would keep none: this one neither saved nor restored them.
         """
-        added, counted = int(self.store.small["head"][0]), self.store.num_steps_added
-        if added != counted:
-            told = f"{added:,} steps of each env were added, and {counted:,} were counted"
-            raise ConfigError(f"{told}. Call count_window once for each window that is added, then save.")
+        self.store.check_counted()
         self._take()
+        self._set_others_aside()
         env_steps = self.store.num_steps_added * self.store.layout.num_envs
         small = self._chunks.small()
         tables = {name: table.described() for name, table in self.store.tables.items()}
         begun = checkpoint.begin_checkpoint(
             self.folder, env_steps, small, {}, {TABLES: tables}, self.num_kept, chunks=self._chunks
         )
-        return begun()
+        place = begun()
+        _newest.setdefault(self.store, {})[self.folder] = place
+        return place
 
     def restore(self, path: str | Path | None = None) -> Path | None:
         """Fills a store that was made as the saved one was, with the same tables; it may have another capacity, if it
@@ -94,9 +96,11 @@ class StoreCheckpoints:
         if not found:
             return None
         try:
-            return self._restore(found[-1])
+            place = self._restore(found[-1])
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(f" {EMPTY}", "")) from None
+        _newest[self.store] = {place.parent: place}
+        return place
 
     def _take(self) -> None:
         """Keeps other stores, of whatever process, from having their checkpoints here, as long as this object lives."""
@@ -111,6 +115,16 @@ class StoreCheckpoints:
         except OSError:  # a disk that is full or knows no locks: what cannot be written is told when it is tried
             self._hold = None
         _savers.setdefault(self.folder, self)
+
+    def _set_others_aside(self) -> None:
+        """Checkpoints after the one that was restored are of a past that will not be; others are not ours."""
+        newest = _newest.get(self.store, {}).get(self.folder)
+        if newest is not None:
+            for one in checkpoint.set_aside_after(newest):
+                tell_anyway(f"{one}: set aside, as the store went on from {newest.name}.")
+        elif found := list_checkpoints(self.folder):
+            told = f"{self.folder}: holds checkpoints that this store neither saved nor restored, {found[-1].name} last"
+            raise ConfigError(f"{told}. Call restore() first to go on from there, or give it a folder of its own.")
 
     def _restore(self, path: Path) -> Path:
         saved, chunks = checkpoint.load_checkpoint(path), self._chunks

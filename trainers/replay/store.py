@@ -194,6 +194,14 @@ class ReplayStore:
         if self.tiered is not None:
             self.tiered.count(self.num_steps_added)
 
+    def check_counted(self) -> None:
+        """Raises ConfigError where windows were added that were not counted: nobody knows which steps are whole. Waits
+        for the device."""
+        added, counted = int(self.small["head"][0]), self.num_steps_added
+        if added != counted:
+            told = f"{added:,} steps of each env were added, and {counted:,} were counted"
+            raise ConfigError(f"{told}. Call count_window once for each window that is added, then save.")
+
     def prepare_add(self, window: Window) -> Callable[[], None]:
         """Packs the launches that take in a window.
 

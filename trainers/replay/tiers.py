@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from trainers.replay.listing import path_of
 from trainers.run import disk
 from trainers.settings.config import PathName
 from warpdrive.config import Between, Matching
@@ -78,12 +79,14 @@ class File:
             the largest priorities. The others are dropped when their turn comes.
     """
 
-    folder: str | None
+    folder: str | os.PathLike[str] | None
     """None: that of the run's checkpoints, which then share the files."""
     size: str | int
     admit: str = "all"
 
     def __post_init__(self) -> None:
+        if self.folder is not None:
+            path_of("folder", self.folder)
         if not isinstance(self.admit, str) or not _ADMISSION.fullmatch(self.admit):
             raise ConfigError(f"admit: {self.admit!r} is no admission. Take all, stride:4 or priority:4.")
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from programs import call_command
+from replay_oracle import Kept, Played
 from safetensors.torch import load_file
 from trainers_runs import config_of
 
@@ -46,6 +47,19 @@ def test_what_a_run_kept_is_drawn_again_from_its_dataset(tmp_path, device, backe
     again = read_dataset(tmp_path / "again", backend)
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in ours.tensors.items())
     assert not list(tmp_path.rglob(f"{TEMPORARY}*"))
+
+
+def test_a_store_with_windows_that_were_not_counted_is_no_dataset_and_leaves_no_folder(tmp_path, backend):
+    kept = Kept(Played(3, 2, 4, seed=9), 8, backend)
+    kept.add()
+    kept.store.prepare_add(kept.window)()
+    told = r"^8 steps of each env were added, and 4 were counted\. Call count_window once for each window that is added"
+    with pytest.raises(ConfigError, match=told):
+        write_dataset(kept.store, tmp_path / "kept")
+    assert not list(tmp_path.iterdir())
+    kept.store.count_window()
+    write_dataset(kept.store, tmp_path / "kept")
+    assert read_dataset(tmp_path / "kept", backend).num_steps_added == 8
 
 
 @pytest.mark.parametrize(

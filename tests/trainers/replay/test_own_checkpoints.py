@@ -260,3 +260,48 @@ def test_files_without_a_folder_are_of_somebody(backend, monkeypatch):
     kept.store.tiered.files.folder = None
     with pytest.raises(ConfigError, match="nobody said where files go: File.None. is of a run, or of StoreCheckpoints"):
         kept.add()
+
+
+def contents(folder):
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_checkpoints_of_another_store_stay_as_they_are(tmp_path, backend):
+    """One that saves after as many steps would take their place, one that saves after more or fewer set them aside."""
+    kept = Kept(Played(3, 2, 4, seed=9), 8, backend)
+    kept.add()
+    place = StoreCheckpoints(kept.store, tmp_path).save()
+    before = contents(tmp_path)
+    for num_windows in (1, 2):
+        other = Kept(Played(3, 2, 4, seed=8), 8, backend)
+        for _ in range(num_windows):
+            other.add()
+        told = f"^{tmp_path}: holds checkpoints that this store neither saved nor restored, {place.name} last. Call re"
+        with pytest.raises(ConfigError, match=told):
+            StoreCheckpoints(other.store, tmp_path).save()
+        assert contents(tmp_path) == before
+    kept.add()
+    assert StoreCheckpoints(kept.store, tmp_path).save().name == "step_000000000024"  # by a second object
+    assert StoreCheckpoints(other.store, tmp_path / "other").save().name == "step_000000000024"
+
+
+def test_what_comes_after_an_older_checkpoint_that_was_restored_is_set_aside_and_told(tmp_path, backend, capsys):
+    kept = Kept(Played(3, 2, 4, seed=9), 8, backend)
+    for _ in range(3):
+        kept.add()
+        StoreCheckpoints(kept.store, tmp_path, num_kept=3).save()
+    past = {name: one.clone() for name, one in kept.store.tensors.items()}
+    other = Kept(Played(3, 2, 4, seed=8), 8, backend)
+    checkpoints = StoreCheckpoints(other.store, tmp_path, num_kept=3)
+    checkpoints.restore(tmp_path / "step_000000000024")
+    other.add()
+    aside = tmp_path / "abandoned_step_000000000036"
+    assert not aside.exists()
+    assert checkpoints.save() == tmp_path / "step_000000000036"
+    assert capsys.readouterr().out == f"{aside}: set aside, as the store went on from step_000000000024.\n"
+    new = {name: one.clone() for name, one in other.store.tensors.items()}
+    assert not any(torch.equal(past[name][8:12], new[name][8:12]) for name in ("action", "reward"))
+    for path, expected in ((None, new), (aside, past)):
+        again = Kept(Played(3, 2, 4, seed=7), 8, backend)
+        StoreCheckpoints(again.store, tmp_path).restore(path)
+        assert all(torch.equal(one[:12], again.store.tensors[name][:12]) for name, one in expected.items())

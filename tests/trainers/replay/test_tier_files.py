@@ -227,3 +227,29 @@ def test_where_the_disk_is_full_steps_are_dropped_which_is_said_once(tmp_path, b
     for one in (ours, theirs):
         one["done"][32 - first : 52 - first] = 0
     assert_same(ours, theirs)
+
+
+def test_on_a_disk_that_is_too_small_files_nobody_needs_any_more_make_room_and_it_is_said_once(
+    tmp_path, backend, monkeypatch
+):
+    """It takes six files, and the ring would have 11 to 13: the newest that fit are there whenever older ones went."""
+    kept, said, taken = make(backend, tmp_path / REPLAY), [], []
+    kept.store.tiered.files.say = said.append
+    write = file_tier.write_tensors
+
+    def small(path, tensors):
+        taken.append(len(list((tmp_path / REPLAY).iterdir())) < 6)
+        if not taken[-1]:
+            full_disk()
+        write(path, tensors)
+
+    monkeypatch.setattr(file_tier, "write_tensors", small)
+    for _ in range(6 * NUM_WINDOWS):
+        kept.add()
+        kept.store.tiered.files.flush()
+    changes = sum(one != other for one, other in itertools.pairwise(taken))
+    assert taken[:7] == [True] * 6 + [False] and changes >= 6  # it is full, has room and is full again
+    assert len(said) == 1 and "steps of replay were dropped: the disk is full" in said[0]
+    counters, files = kept.store.tiered.counters(), kept.store.tiered.files
+    assert counters["file_steps"] > 0 and len(files.parts) > 0
+    assert files.parts[-1].end > files.division.first(kept.store.num_steps_added)
