@@ -128,7 +128,7 @@ class Table:
 
     @property
     def num_drawable(self) -> int:
-        """Items that may be drawn now, by what the host knows of the store."""
+        """Items that may be drawn now, by what the host knows of the store: not which are used up or too stale."""
         window, head = self.window, self.store.num_steps_added
         first = max(window.behind, head - self.store.layout.num_slots + 1 + window.behind)
         first = -(-first // window.period) * window.period
