@@ -10,7 +10,9 @@ tier_kills   the same while most of that store lies in files, which the next che
 stops        the same by Ctrl-C, SIGTERM, two Ctrl-C and SIGHUP, at any moment from the start of the process on
 locks        as many processes at once that want to go on with one run
 corruptions  a bit flipped, or a file cut, in the newest checkpoint: it is refused by name, the one before is taken
+replay_flips bits flipped in files of a replay store
 disk_full    training goes on where the disk is full at any one step of a save; `tmpfs` says whether on a real one, too
+tiers_full   and where it is too small for the files of a store's tiers, which is said once
 nans         NaNs in observation, reward, loss and gradient: each is told with its place and dumped, none is saved
 resumes      every config of examples/, smaller: stopped by Ctrl-C and resumed, it is bit for bit the run that was not
 folders      run folders with links, pipes, files without end: refused in a line, and what they lead to is left
@@ -52,6 +54,7 @@ from far_steps import far_steps
 from faults import TENSORS, corrupt, disk_full_at, expect_signals, plant_nan
 from foreign_folders import foreign_folders, forged_kernels
 from promises import TESTS, ranks, run_tests
+from replay_faults import replay_flips, tiers_full
 from report import ROOT, write_report
 from small_run import SEED, SMALL, STATISTICS, config_in, hashes, leftovers, quiet, saved_run
 
@@ -265,7 +268,7 @@ def _stop_after(trainer: Trainer, iteration: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = {"kills": 100, "replay_kills": 50, "tier_kills": 20, "stops": 50, "locks": 10}
-    numbers |= {"corruptions": 205, "disk_full": 20}
+    numbers |= {"corruptions": 205, "replay_flips": 100, "disk_full": 20, "tiers_full": 60}
     for name, number in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=number)
     parser.add_argument("--only", action="append", help="one of the words above; may be given more than once")
@@ -275,7 +278,8 @@ def main() -> None:
         parser.error("--only leaves the others out. Say where the rest may go: --out FOLDER.")
     results = {}
     calls = {"kills": kills, "replay_kills": replay_kills, "tier_kills": tier_kills, "stops": stops, "locks": locks}
-    calls |= {"corruptions": corruptions, "disk_full": disk_full, "nans": nans, "resumes": resumes}
+    calls |= {"corruptions": corruptions, "replay_flips": replay_flips, "disk_full": disk_full}
+    calls |= {"tiers_full": tiers_full, "nans": nans, "resumes": resumes}
     calls |= {"far_steps": far_steps, "folders": foreign_folders, "kernels": forged_kernels, "ranks": ranks}
     calls |= {name: partial(run_tests, files) for name, files in TESTS.items()}
     if unknown := [name for name in arguments.only or () if name not in calls]:

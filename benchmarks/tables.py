@@ -330,11 +330,17 @@ def survived() -> str:
     found = report["results"]
     told = (
         ("kill -9 at any moment", "resumed to the same bits", "kills", "resumed", "kills"),
+        ("kill -9 within a save of a replay store", "resumed to the same bits", "replay_kills", "resumed", "kills"),
+        ("the same, most of it in files of a tier", "resumed to the same bits", "tier_kills", "resumed", "kills"),
         ("Ctrl-C, SIGTERM, SIGHUP, a second Ctrl-C", "can be resumed", "stops", "resumable", "stops"),
         ("processes that want one run folder", "refused but for one", "locks", "refused_with_its_number", "processes"),
         ("flipped bits and cut files", "refused by name, the one before taken", "corruptions", "refused_and_fell_back",
          "corruptions"),
+        ("flipped bits in a replay store's files", "refused by name, the newest without them taken, or none",
+         "replay_flips", "refused", "flipped"),
         ("a full disk at each step of a save", "training goes on", "disk_full", "survived", "times"),
+        ("iterations whose tier of files lies on a disk too small for it", "trained, said once, resumed",
+         "tiers_full", "trained", "iterations"),
         ("NaNs planted", "stopped and dumped, none saved", "nans", "stopped_and_dumped", "planted"),
         ("configs of `examples/` stopped", "resumed to the same bits", "resumes", "same_bits", "configs"),
         ("10^12 and 2^40 env steps, 2^32 of an env, a day at full speed",
