@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from read_results import COLUMNS, MEASURED, RESULTS, ResultError, each, made, measured_rows, read_peers, read_report
+from read_results import COLUMNS, MEASURED, RESULTS, ResultError, each, made, measured_peers, read_peers, read_report
 from read_results import table as markdown
 from run_peers import run_peers
 
@@ -230,7 +230,7 @@ def peer_rows(folder: Path) -> dict[str, dict[str, Any]]:
     rows = {name: {"device": known["device"], **row} for name, row in known["rows"].items()}
     if unknown := sorted({row.peer[0] for row in ROWS} - set(rows)):
         raise ResultError(f"peers.json has no row {', '.join(unknown)}")
-    for name, figures in measured_rows(folder).items():
+    for name, figures in measured_peers(folder).items():
         if name not in rows:
             raise ResultError(f"{MEASURED} has a row '{name}' that peers.json has not")
         rows[name] |= figures
@@ -245,7 +245,7 @@ def how_it_ran(results: Mapping[str, Any]) -> str:
 
 def outcomes(folder: Path = RESULTS) -> list[Outcome]:
     """Every row, measured or not."""
-    known, peers, measured = read_peers(folder)["rows"], peer_rows(folder), measured_rows(folder)
+    known, peers, measured = read_peers(folder)["rows"], peer_rows(folder), measured_peers(folder)
     found = []
     for row in ROWS:
         try:

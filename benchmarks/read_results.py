@@ -11,6 +11,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MEASURED = "peers_run.json"
+OF_TORCH = dict.fromkeys(("R1", "R2", "R3"), "dense_us") | dict.fromkeys(("R5", "R7"), "torch_us")
+OF_TORCH |= {"R6": "dense_share_percent"}
+"""Row of the replay store -> what of replay.py's is its peer's figure."""
 COLUMNS = ("env", "rollout", "train")
 
 
@@ -67,6 +70,26 @@ def read_peers(folder: Path) -> dict[str, Any]:
 def measured_rows(folder: Path) -> dict[str, dict[str, Any]]:
     """row -> what --run-peers measured, with command and commit."""
     return (read(folder, MEASURED, "rows") or {"rows": {}})["rows"]
+
+
+def measured_peers(folder: Path) -> dict[str, dict[str, Any]]:
+    """row -> what was measured here of a peer, with its commit: by --run-peers, or by replay.py in the run of ours."""
+    return measured_rows(folder) | _measured_beside(folder)
+
+
+def _measured_beside(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        report = read_report(folder, "replay")
+    except ResultError:
+        report = None
+    found: dict[str, dict[str, Any]] = {}
+    for row, key in OF_TORCH.items() if report is not None else ():
+        of_row = report["results"].get(row, {})
+        of_row = of_row if key not in of_row else {"alone": of_row}
+        figures = {name: one[key] for name, one in of_row.items() if isinstance(one, dict) and key in one}
+        if figures:
+            found[row] = {**figures, "commit": report["commit"], "device": report["device"]}
+    return found
 
 
 # ------------------------------------------------------------------------------------------------- as Markdown

@@ -244,6 +244,17 @@ def test_measured_peer_takes_the_place_of_the_known_one(folder, monkeypatch):
     assert rows_of(folder, "P7")[0].ratio == pytest.approx(250_000 / 2e6)
 
 
+def test_what_replay_measured_of_torch_beside_ours_takes_the_place_of_the_known_figure(folder):
+    results = {"R1": {"256": {"ours_us": 8.0, "dense_us": 100.0}, "peers": {"flashbax": {}}}}
+    results["R6"] = {"4096": {"share_percent": 5.0, "dense_share_percent": 40.0}}
+    results["R7"] = {"ours_us": 5.0, "torch_us": 50.0}
+    write(folder, "replay", results)
+    found = {(one.row.number, one.row.figure[1]): one for one in outcomes(folder) if one.row.report == "replay"}
+    assert [found[key].ratio for key in (("R1", "256"), ("R6", "4096"), ("R7", "ours_us"))] == [12.5, 8.0, 10.0]
+    assert found["R1", "256"].peer == "torch, cumsum, fp32*"
+    assert peer_rows(folder)["R1"]["4096"] == 137  # not measured here: as it was known
+
+
 def test_peer_that_fails_is_told_and_one_that_is_not_installed_is_left_out_and_said(folder, monkeypatch, capsys):
     give_driver(folder, monkeypatch, "P9_2048", "purejaxrl.py", {"what": "error", "error": "out of memory"})
     assert run(monkeypatch, "--run-peers", "--only", "P9_2048", "--results", str(folder)) == 1
