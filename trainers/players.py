@@ -48,12 +48,17 @@ class Players:
         return None if self.checkpoint is None else self.checkpoint.parent.parent
 
     @property
+    def saved_at(self) -> str:
+        """Such as "step 1000000", in env steps; or what the checkpoint is called."""
+        step = re.fullmatch("step_([0-9]+)", self.checkpoint.name)
+        return f"step {int(step.group(1))}" if step else self.checkpoint.name
+
+    @property
     def title(self) -> str:
         """Such as "tag_gridworld, tag__seed1, step 1000000, random runner"."""
         words = [self.env.name]
         if self.checkpoint is not None:
-            step = re.fullmatch("step_([0-9]+)", self.checkpoint.name)
-            words += [self.run.name, f"step {int(step.group(1))}" if step else self.checkpoint.name]
+            words += [self.run.name, self.saved_at]
         kinds = set((self.untrained or {}).values())
         if len(kinds) == 1 and len(self.untrained) == len(self.env.groups):
             words.append(f"{kinds.pop()} policy")

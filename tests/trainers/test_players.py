@@ -236,6 +236,8 @@ class TestEval:
         assert call_command("eval", tag_run, other_run, "--device", device) == 0
         out = capsys.readouterr().out.splitlines()
         assert len(out) == 1 + 4 + 1 and out[-1].startswith("9 episodes each, seed 1000003, stochastic")
+        newest = int(first["checkpoint"].removeprefix("step_"))
+        assert out[0].split()[:3] == ["run", "saved", "at"] and f"{tag_run.name}  step {newest}  " in out[1]
         assert call_command("eval", tag_run, "--json", "--episodes", 1, "--device", device) == 0
         assert json.loads(capsys.readouterr().out)[0]["groups"]["runner"]["standard_error"] is None
 

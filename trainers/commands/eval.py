@@ -74,11 +74,11 @@ def _scores(options: argparse.Namespace, backend: Any) -> Found:
         with explained_shortage(players.env, how["episodes"]):
             score = Evaluation(players.env, players.policies, how["episodes"], how["seed"], backend, greedy).play()
         results.append({"run": str(players.run), "checkpoint": players.checkpoint.name, **how, **score_as_json(score)})
-        of_runs.append((players.run.name, score))
+        of_runs.append(([players.run.name, players.saved_at], score))
         figures |= players.env.figures
-    rows = [["run", *COLUMNS, *figures]]
-    for name, score in of_runs:
-        rows += [[name, *row, *_figure_words(score, figures)] for row in score_rows(score)]
+    rows = [["run", "saved at", *COLUMNS, *figures]]
+    for run, score in of_runs:
+        rows += [[*run, *row, *_figure_words(score, figures)] for row in score_rows(score)]
     return results, rows, figures
 
 
