@@ -80,9 +80,8 @@ class Filed:
     bytes_admitted: int = 0
     bytes_read: int = 0
     stamps: Stamps = field(default_factory=Stamps)
-    _trouble: str | None = None
-    _troubled: int | None = None
-    """Step up to which there was trouble last."""
+    _troubles: list[str] = field(default_factory=list)  # that were not said yet
+    _troubled: dict[int | None, int] = field(default_factory=dict)  # error's number -> step when it came last
     _waiting: list[_Waiting] = field(default_factory=list)
     _maps: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _expired: set[str] = field(default_factory=set)
@@ -120,8 +119,8 @@ class Filed:
 
     def _next_group(self) -> range:
         one_of = self.division.file.one_of
-        number = -(-self.settled // (self.division.chunk * one_of))
-        return range(number * one_of, (number + 1) * one_of)
+        first = -(-self.settled // (self.division.chunk * one_of)) * one_of
+        return range(first, first + one_of)
 
     def poll(self, must: bool = False) -> None:
         """Gives to the writer what has come down by now; `must`: waits for that."""
@@ -137,9 +136,8 @@ class Filed:
             self._drop(frozenset(one.chunks) - {chunk})
             one.writing = self._writer.submit(self._write, chunk * self.division.chunk)
         self._waiting = [one for one in self._waiting if one.writing is None or not one.writing.done()]
-        if self._trouble is not None:
-            self.say(f"warning: {self._trouble}")
-            self._trouble = None
+        while self._troubles:
+            self.say(f"warning: {self._troubles.pop(0)}")
 
     def is_written(self, step: int) -> bool:
         """Whether no step before this one waits for its file."""
@@ -176,8 +174,8 @@ class Filed:
         with self._lock:
             there = [part.end for part in self.parts if begin <= part.begin and part.end <= end]
         start = max([begin, *there])
+        self._remove_expired(end)  # first: what nobody needs any more may be what fills the disk
         try:
-            self._remove_expired()  # first: what nobody needs any more may be what fills the disk
             for begin, stop in cut_at_chunks(start, end, self.division.chunk, self.division.num_slots):
                 part, beside = self._written(begin, stop)
                 with self._lock:  # who removes files meets both, or none
@@ -186,19 +184,20 @@ class Filed:
                     known = [one for one in self.parts if one.name != part.name]
                     self.parts = tuple(sorted([*known, part], key=lambda one: one.begin))
                 start = stop
-            self._remove_expired()
         except OSError as error:
             why = disk.why_not_written(error, self.folder, self._num_bytes(start, end))
             dropped = f"{self.folder}: steps of {self.name} were dropped: {why}"
             way_out = "Make room: the next may fit" if error.errno in disk.FULL else "Mend that: the next are kept"
-            self._say_once(f"{dropped}. Training goes on without them. {way_out}.", end)
+            self._say_once(error, f"{dropped}. Training goes on without them. {way_out}.", end)
             self.num_dropped += end - start
+        self._remove_expired(end)
 
-    def _say_once(self, trouble: str, step: int) -> None:
+    def _say_once(self, error: OSError, trouble: str, step: int) -> None:
         """At the next poll; and not again until as many steps as the store holds went down without."""
-        if self._troubled is None or step - self._troubled > self.division.num_slots:
-            self._trouble = trouble
-        self._troubled = step
+        last = self._troubled.get(error.errno)
+        if last is None or step - last > self.division.num_slots:
+            self._troubles.append(trouble)
+        self._troubled[error.errno] = step
 
     def _drop(self, chunks: frozenset[int]) -> None:
         """Of what a checkpoint wrote already, too."""
@@ -243,7 +242,7 @@ class Filed:
     def _num_bytes(self, begin: int, end: int) -> int:
         return (end - begin) * (self.division.step_bytes + self.division.done_bytes)
 
-    def _remove_expired(self) -> None:
+    def _remove_expired(self, step: int) -> None:
         if not self._expired:
             return
         with self._lock:
@@ -252,11 +251,15 @@ class Filed:
             listed = listed_in(self.folder.parent) if self.is_shared else set()
             if listed is None or self.folder.is_symlink() or not self.is_in_place():
                 return  # a manifest cannot be read, and nobody knows what it lists; or it is another's
+            self._maps, left = {name: one for name, one in self._maps.items() if name in live}, set()
             for name in self._expired - live - listed:
-                (self.folder / name).unlink(missing_ok=True)
-                self._maps.pop(name, None)
-            self._expired &= live
-            self._maps = {name: one for name, one in self._maps.items() if name in live}
+                try:
+                    (self.folder / name).unlink(missing_ok=True)
+                except OSError as error:
+                    left.add(name)
+                    told = f"{self.folder / name}: is needed no more and cannot be removed: {error.strerror or error}"
+                    self._say_once(error, f"{told}. Training goes on.", step)
+            self._expired &= live | left
 
     @property
     def most_unwritten(self) -> int:
@@ -314,9 +317,9 @@ class Filed:
         with self._lock:
             parts = [part for part in self.parts if part.end > begin and part.begin < end]
         for part in parts:
-            first, last = max(begin, part.begin), min(end, part.end)
             if (mapped := self._mapped(part)) is None:
                 continue
+            first, last = max(begin, part.begin), min(end, part.end)
             of = torch.from_numpy(mapped[name]).view(dtype).view(-1, *shape[1:])
             to = found[first // every - begin // every : last // every - begin // every]
             to.copy_(of[first // every - part.begin // every : last // every - part.begin // every])
@@ -332,15 +335,14 @@ class Filed:
             if known and not path.exists():  # what was mapped can be read though it is removed
                 return known
             self.lose({part.name})
-            self._say_once(f"{path}: {why}. Training goes on without its steps.", self.settled)
+            self._troubles.append(f"{path}: {why}. Training goes on without its steps.")
             return None
         if known is not None:
             return known
         like = {}
         for name, (shape, dtype) in self.layout.sizes()[0].items():
             every = self.layout.num_slots // shape[0]
-            number = (part.end - part.begin) // every
-            like[name] = torch.empty((number, *shape[1:]), dtype=dtype, device="meta")
+            like[name] = torch.empty(((part.end - part.begin) // every, *shape[1:]), dtype=dtype, device="meta")
         header, found = header_of(like), {}
         whole = torch.from_file(str(path), shared=False, size=part.bytes, dtype=torch.uint8)
         for name, said in json.loads(header[8:]).items():
@@ -421,7 +423,7 @@ class Filed:
         for one in self._waiting:
             if one.writing is not None:
                 one.writing.result()
-        self._waiting, self._maps, self.parts, self._troubled = [], {}, (), None
+        self._waiting, self._maps, self.parts, self._troubled = [], {}, (), {}
 
     def num_steps(self, first: int, end: int) -> int:
         """In files, of these steps."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,15 +19,35 @@ from trainers.replay.store import ReplayStore, check_is_store
 from trainers.run import checkpoint, disk
 from trainers.run.identity import Changes
 from trainers.run.lock import FolderHold, hold_folder
-from trainers.run.reading import list_checkpoints
+from trainers.run.manifest import MANIFEST, sha256
+from trainers.run.reading import age_of, list_checkpoints
 from warpdrive.config import shown
 from warpdrive.errors import CheckpointError, ConfigError, tell_anyway
 
 NAME, TABLES = "replay", "tables"
-_savers: weakref.WeakValueDictionary[Path, StoreCheckpoints] = weakref.WeakValueDictionary()
-"""Those that have saved, by folder; of one store the first that lives."""
-_newest: weakref.WeakKeyDictionary[ReplayStore, dict[Path, Path]] = weakref.WeakKeyDictionary()
-"""Checkpoint that a store goes on from, by folder."""
+Identity = frozenset[object]
+
+
+@dataclass
+class _Past:
+    """Of a store."""
+
+    env_steps: int = -1
+    """That it had when it was saved or restored last."""
+    newest: Identity = frozenset()
+    """Of the checkpoint of then."""
+    own: dict[Path, set[object]] = field(default_factory=dict)
+    """By folder, marks of checkpoints that it saved, or that were there when it restored one of them."""
+
+    def is_at(self, env_steps: int, place: Path) -> None:
+        """It was saved in, or restored from, this checkpoint."""
+        self.env_steps, self.newest = env_steps, _marks(place)
+        self.own.setdefault(place.parent, set()).update(*map(_marks, list_checkpoints(place.parent)))
+
+
+_pasts: weakref.WeakKeyDictionary[ReplayStore, _Past] = weakref.WeakKeyDictionary()
+_savers: weakref.WeakSet[StoreCheckpoints] = weakref.WeakSet()
+"""Those that have saved."""
 
 
 class StoreCheckpoints:
@@ -55,8 +76,9 @@ class StoreCheckpoints:
         self._hold: FolderHold | None = None
         self._chunks = Chunks({NAME: store})
         files = None if store.tiered is None else store.tiered.files
-        if files is not None and files.folder is None:
-            files.files_in(self.folder / REPLAY, NAME, is_shared=True)
+        place = self.folder / REPLAY
+        if files is not None and (files.folder is None or (files.is_shared and files.folder == place)):
+            files.files_in(place, NAME, is_shared=True)
             store.tiered.claim = _as_long_as_it_lives(self._take)
 
     def save(self) -> Path:
@@ -69,16 +91,28 @@ class StoreCheckpoints:
         """
         self.store.check_counted()
         self._take()
-        self._set_others_aside()
         env_steps = self.store.num_steps_added * self.store.layout.num_envs
+        past, there = _pasts.setdefault(self.store, _Past()), list_checkpoints(self.folder)
+        # What it went back from, or counted otherwise before it was resized, is no longer a part of its past.
+        since, aside = min(past.env_steps, env_steps), []
+        for one in there:
+            number = age_of(one)[0]
+            if number > since or (number == env_steps and past.newest.isdisjoint(_marks(one))):
+                aside.append(one)
         small = self._chunks.small()
         tables = {name: table.described() for name, table in self.store.tables.items()}
+        place, abandoned = self.folder / f"step_{env_steps:012d}", self._abandoned()
+        before = _marks(place)
         begun = checkpoint.begin_checkpoint(
-            self.folder, env_steps, small, {}, {TABLES: tables}, self.num_kept, chunks=self._chunks
+            self.folder, env_steps, small, {}, {TABLES: tables}, self.num_kept, chunks=self._chunks, aside=aside
         )
-        place = begun()
-        _newest.setdefault(self.store, {})[self.folder] = place
-        return place
+        try:
+            return begun()
+        finally:  # it may be there though a link to it could not be written
+            if _marks(place) != before:
+                past.is_at(env_steps, place)
+            for one in sorted(self._abandoned() - abandoned):
+                tell_anyway(f"{one}: set aside, as the store went on from {since:,} env steps.")
 
     def restore(self, path: str | Path | None = None) -> Path | None:
         """Fills a store that was made as the saved one was, with the same tables; it may have another capacity, if it
@@ -99,13 +133,13 @@ class StoreCheckpoints:
             place = self._restore(found[-1])
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(f" {EMPTY}", "")) from None
-        _newest[self.store] = {place.parent: place}
+        _pasts.setdefault(self.store, _Past()).is_at(self.store.num_steps_added * self.store.layout.num_envs, place)
         return place
 
     def _take(self) -> None:
-        """Keeps other stores, of whatever process, from having their checkpoints here, as long as this object lives."""
-        other = _savers.get(self.folder)
-        if other is not None and other.store is not self.store:
+        """Keeps other stores, of whatever process, from having their checkpoints here, as long as this object lives;
+        and is kept off where another's are."""
+        if any(one.folder == self.folder and one.store is not self.store for one in _savers):
             raise _is_taken(self.folder, "store of this process", "Let its StoreCheckpoints go")
         try:
             disk.make_folder(self.folder)
@@ -114,17 +148,15 @@ class StoreCheckpoints:
             raise _is_taken(self.folder, "process", "Wait until it has ended") from None
         except OSError:  # a disk that is full or knows no locks: what cannot be written is told when it is tried
             self._hold = None
-        _savers.setdefault(self.folder, self)
-
-    def _set_others_aside(self) -> None:
-        """Checkpoints after the one that was restored are of a past that will not be; others are not ours."""
-        newest = _newest.get(self.store, {}).get(self.folder)
-        if newest is not None:
-            for one in checkpoint.set_aside_after(newest):
-                tell_anyway(f"{one}: set aside, as the store went on from {newest.name}.")
-        elif found := list_checkpoints(self.folder):
-            told = f"{self.folder}: holds checkpoints that this store neither saved nor restored, {found[-1].name} last"
+        own = _pasts[self.store].own.get(self.folder, set()) if self.store in _pasts else set()
+        if others := [one.name for one in list_checkpoints(self.folder) if own.isdisjoint(_marks(one))]:
+            self._hold = None
+            told = f"{self.folder}: holds checkpoints that this store neither saved nor restored, {others[-1]} last"
             raise ConfigError(f"{told}. Call restore() first to go on from there, or give it a folder of its own.")
+        _savers.add(self)
+
+    def _abandoned(self) -> set[Path]:
+        return set(self.folder.glob(f"{checkpoint.ASIDE}*"))
 
     def _restore(self, path: Path) -> Path:
         saved, chunks = checkpoint.load_checkpoint(path), self._chunks
@@ -183,6 +215,17 @@ class StoreCheckpoints:
             if first < end != tree.anchors.drawable(num_steps)[1]:
                 told = f"{file}: table '{name}' was of another window"
                 raise CheckpointError(f"{told}. Make it as it was, or give it another name.")
+
+
+def _marks(place: Path) -> Identity:
+    """By any of which a checkpoint is known, whatever its name: where it lies, and what it says; none of what is not
+    there."""
+    try:
+        found, manifest = place.stat(), place / MANIFEST
+        said = {sha256(manifest.read_bytes())} if manifest.is_file() else set()
+    except OSError:
+        return frozenset()
+    return frozenset({(found.st_ino, found.st_mtime_ns), *said})
 
 
 def _as_long_as_it_lives(method: Callable[[], None]) -> Callable[[], None]:

@@ -200,7 +200,7 @@ class ReplayStore:
         added, counted = int(self.small["head"][0]), self.num_steps_added
         if added != counted:
             told = f"{added:,} steps of each env were added, and {counted:,} were counted"
-            raise ConfigError(f"{told}. Call count_window once for each window that is added, then save.")
+            raise ConfigError(f"{told}. Call count_window once for each window that is added.")
 
     def prepare_add(self, window: Window) -> Callable[[], None]:
         """Packs the launches that take in a window.

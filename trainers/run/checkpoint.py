@@ -22,7 +22,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ TABLE = "table:"
 
 Tensors = Mapping[str, torch.Tensor]
 
-_ASIDE = "abandoned_"
+ASIDE = "abandoned_"
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ def begin_checkpoint(
     world: World | None = None,
     chunks: Chunks | None = None,
     with_stores: bool = True,
+    aside: Collection[Path] = (),
 ) -> Callable[[], Path]:
     """Writes a checkpoint into `folder`, up to where the tensors may change again. The disk need not have it by then:
     what is written waits in memory that the kernel gives back where it is needed, so that no copy is made here.
@@ -114,6 +115,7 @@ def begin_checkpoint(
         figure: the metric by which the best is found, and its value now.
         chunks: what else there is, of which only what is new is written; its small tensors are among `tensors`.
         with_stores: else nothing of it is written, and none of its tensors is there.
+        aside: checkpoints of the folder that are set aside besides, one of the same name first of all.
     Returns:
         What gives the checkpoint's folder.
     Raises:
@@ -161,7 +163,14 @@ def begin_checkpoint(
             content = make_manifest({**files, RNG: beside / RNG}, env_steps, progress, figure, more)
             disk.write(beside / MANIFEST, content)
             disk.flush_folder(beside)
-            disk.replace_folder(beside, place)
+            moved = set_aside(one for one in aside if one == place)
+            try:
+                disk.replace_folder(beside, place)
+            except OSError:
+                for one in moved:
+                    one.rename(place)
+                raise
+            set_aside(one for one in aside if one != place and one.is_dir())
             set_aside_after(place)
         added.done()
         checkpoints = list_checkpoints(folder)
@@ -353,20 +362,20 @@ def set_aside_after(place: Path) -> list[Path]:
     Returns:
         Their new names, and those of copies that bore the links' names; no run resumes from them by itself.
     """
-    renamed = []
-    for later in list_checkpoints(place.parent):
-        if age_of(later) > age_of(place):
-            aside = disk.free_name(later.with_name(f"{_ASIDE}{later.name}"))
-            later.rename(aside)
-            renamed.append(aside)
-    return renamed + _point_links(place.parent)
+    later = [one for one in list_checkpoints(place.parent) if age_of(one) > age_of(place)]
+    return set_aside(later) + _point_links(place.parent)
+
+
+def set_aside(places: Iterable[Path]) -> list[Path]:
+    """Renames checkpoints, so that nothing goes on from them by itself; their new names."""
+    return [one.rename(disk.free_name(one.with_name(f"{ASIDE}{one.name}"))) for one in places]
 
 
 def _point_links(folder: Path) -> list[Path]:
     """`last` to the newest, `best` to the best. Who copied the run may have followed them: such copies are set aside,
     and their new names given."""
     copies = [link for link in (folder / LAST, folder / BEST) if link.is_dir() and not link.is_symlink()]
-    copies = [link.rename(disk.free_name(folder / f"{_ASIDE}{link.name}")) for link in copies]
+    copies = [link.rename(disk.free_name(folder / f"{ASIDE}{link.name}")) for link in copies]
     checkpoints = list_checkpoints(folder)
     best, unread = best_of(checkpoints)
     if unread:  # any of them may be the best: it stays what it was

@@ -6,15 +6,18 @@ import re
 
 import pytest
 import torch
+from programs import full_disk
 from replay_oracle import Kept, Played
 from tiered_stores import WINDOW, make, of_batch
 
+from trainers.errors import NotSavedError
 from trainers.replay import store as store_module
 from trainers.replay.limits import SampleToInsertRatio
 from trainers.replay.own_checkpoints import StoreCheckpoints
 from trainers.replay.selectors import Prioritized, Uniform
 from trainers.replay.tiers import File
 from trainers.replay.windows import Transitions
+from trainers.run import disk
 from warpdrive.errors import CheckpointError, ConfigError
 
 
@@ -283,6 +286,13 @@ def test_checkpoints_of_another_store_stay_as_they_are(tmp_path, backend):
     kept.add()
     assert StoreCheckpoints(kept.store, tmp_path).save().name == "step_000000000024"  # by a second object
     assert StoreCheckpoints(other.store, tmp_path / "other").save().name == "step_000000000024"
+    StoreCheckpoints(other.store, tmp_path).restore(place)
+    other.add()
+    assert StoreCheckpoints(other.store, tmp_path).save().name == "step_000000000024"
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match="neither saved nor restored, step_000000000024 last"):
+        StoreCheckpoints(kept.store, tmp_path).save()  # theirs by now
+    assert contents(tmp_path) == before
 
 
 def test_what_comes_after_an_older_checkpoint_that_was_restored_is_set_aside_and_told(tmp_path, backend, capsys):
@@ -298,10 +308,41 @@ def test_what_comes_after_an_older_checkpoint_that_was_restored_is_set_aside_and
     aside = tmp_path / "abandoned_step_000000000036"
     assert not aside.exists()
     assert checkpoints.save() == tmp_path / "step_000000000036"
-    assert capsys.readouterr().out == f"{aside}: set aside, as the store went on from step_000000000024.\n"
+    assert capsys.readouterr().out == f"{aside}: set aside, as the store went on from 24 env steps.\n"
     new = {name: one.clone() for name, one in other.store.tensors.items()}
     assert not any(torch.equal(past[name][8:12], new[name][8:12]) for name in ("action", "reward"))
     for path, expected in ((None, new), (aside, past)):
         again = Kept(Played(3, 2, 4, seed=7), 8, backend)
         StoreCheckpoints(again.store, tmp_path).restore(path)
         assert all(torch.equal(one[:12], again.store.tensors[name][:12]) for name, one in expected.items())
+    checkpoints.restore(aside)
+    assert checkpoints.save() == tmp_path / "step_000000000036"
+    again = tmp_path / "abandoned_step_000000000036-2"
+    assert capsys.readouterr().out == f"{again}: set aside, as the store went on from 36 env steps.\n"
+    for path, expected in ((None, past), (aside, past), (again, new)):
+        checkpoints.restore(path)
+        assert all(torch.equal(one[:12], other.store.tensors[name][:12]) for name, one in expected.items())
+
+
+def test_a_save_that_fails_sets_nothing_aside_and_one_that_lacks_a_link_is_known(tmp_path, backend, monkeypatch):
+    kept = Kept(Played(3, 2, 4, seed=9), 8, backend)
+    checkpoints = StoreCheckpoints(kept.store, tmp_path)
+    for _ in range(3):
+        kept.add()
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "replace_link", lambda *_: full_disk())
+            with pytest.raises(NotSavedError, match="the disk is full"):
+                checkpoints.save()
+        assert not (tmp_path / "last").exists()
+    checkpoints.restore(tmp_path / "step_000000000024")
+    kept.add()
+    before = contents(tmp_path)
+    for name in ("replace_folder", "flush", "free_name"):  # it fails when the old one is aside, before, and as it goes
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, name, lambda *_: full_disk())
+            with pytest.raises(NotSavedError, match="The older checkpoints are as they were"):
+                checkpoints.save()
+        now = contents(tmp_path)
+        assert {name: now[name] for name in before} == before
+        assert all(name.startswith("replay/") for name in now.keys() - before.keys())  # which the next save removes
+    assert checkpoints.save() == tmp_path / "step_000000000036"

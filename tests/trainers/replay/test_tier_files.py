@@ -253,3 +253,39 @@ def test_on_a_disk_that_is_too_small_files_nobody_needs_any_more_make_room_and_i
     counters, files = kept.store.tiered.counters(), kept.store.tiered.files
     assert counters["file_steps"] > 0 and len(files.parts) > 0
     assert files.parts[-1].end > files.division.first(kept.store.num_steps_added)
+
+
+def test_every_lost_file_is_named_and_a_full_disk_besides_and_what_cannot_be_removed_costs_no_step(
+    tmp_path, backend, monkeypatch
+):
+    kept, said = make(backend, tmp_path / REPLAY), []
+    files, table = kept.store.tiered.files, kept.store.table("all", Uniform(), WINDOW)
+    files.say = said.append
+    for _ in range(12):
+        kept.add()
+    files.flush()
+    lost = [tmp_path / REPLAY / part.name for part in files.parts[:2]]
+    for path in lost:
+        path.write_bytes(path.read_bytes()[:-1])
+    drawn(table, 64)
+    files.flush()
+    assert sorted(line.split(": ")[1] for line in said) == sorted(map(str, lost))
+    said.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(file_tier, "write_tensors", lambda *_: full_disk())
+        kept.add()
+        files.flush()
+    assert len(said) == 1 and "were dropped: the disk is full" in said.pop()
+    dropped, unlink = files.num_dropped, file_tier.Path.unlink
+
+    def stays(path, missing_ok=False):
+        if path.name.startswith("replay."):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(file_tier.Path, "unlink", stays)
+    for _ in range(2 * NUM_WINDOWS):
+        kept.add()
+        files.flush()
+    assert len(said) == 1 and "is needed no more and cannot be removed: Operation not permitted." in said[0]
+    assert files.num_dropped == dropped and len(list((tmp_path / REPLAY).iterdir())) > len(files.parts)
