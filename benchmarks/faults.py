@@ -183,13 +183,19 @@ def corrupt(place: Path, number: int, chance: random.Random) -> Path:
     """Flips a random bit of a random file of a checkpoint; or cuts the file, for the numbers from 200 on."""
     files = sorted(path for path in place.iterdir() if path.is_file())
     file = files[chance.randrange(len(files))]
-    content = bytearray(file.read_bytes())
     if number < 200:
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        flip(file, chance)
     else:
-        content = content[: chance.choice([0, 1, len(content) // 2, len(content) - 1])]
-    file.write_bytes(content)
+        content = file.read_bytes()
+        file.write_bytes(content[: chance.choice([0, 1, len(content) // 2, len(content) - 1])])
     return file
+
+
+def flip(file: Path, chance: random.Random) -> None:
+    """A random bit."""
+    content = bytearray(file.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    file.write_bytes(content)
 
 
 # --------------------------------------------------------------------------------------------- numbers

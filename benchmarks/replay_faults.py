@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from ended_runs import IN_TIERS, LEARNING_FROM_REPLAY
+from faults import flip
 from small_run import SEED, config_in, quiet
 
 from trainers.replay import file_tier, store
@@ -44,9 +45,7 @@ def replay_flips(number: int, folder: Path) -> dict[str, Any]:
         shutil.rmtree(place)
         shutil.copytree(backup, place, symlinks=True)
         file = place / REPLAY / chance.choice(of_newest)
-        content = bytearray(file.read_bytes())
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-        file.write_bytes(content)
+        flip(file, chance)
         whole = [one for one, names in listed.items() if file.name not in names]
         said.clear()
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainers.errors import MemoryShortError, is_shortage
 from trainers.run.manifest import RESOLVED_CONFIG
-from trainers.run.reading import list_checkpoints, members_in, no_such_run
+from trainers.run.reading import STEP_NAME, list_checkpoints, members_in, no_such_run
 from trainers.settings.arguments import add_allow_import, find_config
 from trainers.settings.config import SHARED, EvaluationConfig, PolicyConfig
 from trainers.settings.outside import check_allowed
@@ -50,7 +50,7 @@ class Players:
     @property
     def saved_at(self) -> str:
         """Such as "step 1000000", in env steps; or what the checkpoint is called."""
-        step = re.fullmatch("step_([0-9]+)", self.checkpoint.name)
+        step = STEP_NAME.fullmatch(self.checkpoint.name)
         return f"step {int(step.group(1))}" if step else self.checkpoint.name
 
     @property

@@ -25,7 +25,7 @@ from warpdrive.config import shown
 from warpdrive.errors import CheckpointError, ConfigError, tell_anyway
 
 NAME, TABLES = "replay", "tables"
-Identity = frozenset[object]
+Marks = frozenset[object]
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _Past:
 
     env_steps: int = -1
     """That it had when it was saved or restored last."""
-    newest: Identity = frozenset()
+    newest: Marks = frozenset()
     """Of the checkpoint of then."""
     own: dict[Path, set[object]] = field(default_factory=dict)
     """By folder, marks of checkpoints that it saved, or that were there when it restored one of them."""
@@ -148,7 +148,7 @@ class StoreCheckpoints:
             raise _is_taken(self.folder, "process", "Wait until it has ended") from None
         except OSError:  # a disk that is full or knows no locks: what cannot be written is told when it is tried
             self._hold = None
-        own = _pasts[self.store].own.get(self.folder, set()) if self.store in _pasts else set()
+        own = _pasts.get(self.store, _Past()).own.get(self.folder, set())
         if others := [one.name for one in list_checkpoints(self.folder) if own.isdisjoint(_marks(one))]:
             self._hold = None
             told = f"{self.folder}: holds checkpoints that this store neither saved nor restored, {others[-1]} last"
@@ -217,7 +217,7 @@ class StoreCheckpoints:
                 raise CheckpointError(f"{told}. Make it as it was, or give it another name.")
 
 
-def _marks(place: Path) -> Identity:
+def _marks(place: Path) -> Marks:
     """By any of which a checkpoint is known, whatever its name: where it lies, and what it says; none of what is not
     there."""
     try:

@@ -113,7 +113,6 @@ def share_a_selector(store) -> None:
         (lambda b: ReplayStore(FIELDS[0], 2, 1, 4, 24, b), "fields are Field("),
         (lambda b: ReplayStore(FIELDS, 2, 1, 4, 24, b, tiers=Device("1GB")), "tiers are Device(size='1GB'). Take a li"),
         (lambda b: File("x", "1GB", admit=None), "admit: None is no admission. Take all, stride:4 or priority:4."),
-        (lambda b: File(3, "1GB"), "folder is 3. Take a path, such as 'kept'."),
         (lambda b: make(b, seed=2**70), "seed is 1180591620717411303424. Take a whole number from 0 to"),
         (lambda b: make(b, 24, [*FIELDS, Field("m", (3,), torch.complex64)]), "'m' is of torch.complex64, which no ke"),
         (lambda b: make(b, 24, [Field("reward", dtype=torch.float64)]), "field 'reward' is one float32 a step. Leave"),

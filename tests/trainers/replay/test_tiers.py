@@ -240,3 +240,8 @@ def test_what_counts_as_a_stall_is_that_the_learner_has_nothing_to_do(tmp_path, 
     assert tiered.counters()["stalls"] == before["stalls"] + (2 if backend.name == "cpu" else 1)
     found = tiered.counters()
     assert (found["fetched"], found["hits"]) == (2, 0 if backend.name == "cpu" else 1)
+
+
+def test_a_folder_that_is_no_path_is_refused():
+    with pytest.raises(ConfigError, match=r"^folder is 3\. Take a path, such as 'kept'\.$"):
+        File(3, "1GB")
