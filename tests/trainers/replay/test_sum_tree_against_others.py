@@ -1,5 +1,7 @@
 """The sum tree beside TorchRL's, and beside cumulative sums of torch with points by Philox's definition."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -38,8 +40,8 @@ class PlainTree(dict):
 def test_weights_and_priorities_are_torchrls(backend, monkeypatch):
     """Of one draw of theirs: the same priorities in the tree, and weights, which theirs divides by the store's largest.
     A tree alone divides them by the batch's: they differ by that alone."""
-    theirs = pytest.importorskip("torchrl.data.replay_buffers.samplers.prioritized", reason="there is no torchrl here")
     storages = pytest.importorskip("torchrl.data", reason="there is no torchrl here")
+    theirs = sys.modules[storages.PrioritizedSampler.sample.__module__]  # samplers, or later samplers.prioritized
     if theirs.SumSegmentTreeFp32 is None:
         monkeypatch.setattr(theirs, "SumSegmentTreeFp32", PlainTree)
         monkeypatch.setattr(theirs, "SumSegmentTreeFp64", PlainTree)
