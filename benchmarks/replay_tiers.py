@@ -118,12 +118,10 @@ class Learner:
             self.store.count_window()
             self.add()
             if self.feed is not None:
-                self.feed.begin(num_updates)
+                self.feed.begin(num_updates, num_updates)
             for i in range(num_updates):
                 self.learn()
                 losses[number, i].copy_(self.loss)
-            if self.feed is not None:
-                self.feed.look_ahead(num_updates)
         return losses
 
 

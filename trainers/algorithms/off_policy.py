@@ -355,16 +355,14 @@ class OffPolicy(Algorithm):
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         self.store.count_window()
         self.table.at(clock.env_steps)  # here, so that it is right after a resume, too
-        found = super().update(clock, phases)
-        if self.feed is not None:
-            later = Clock(clock.iteration + 1, clock.env_steps + clock.batch, clock.batch)
-            self.feed.look_ahead(self.plan(later).count("learn"))
-        return found
+        return super().update(clock, phases)
 
     def calls(self, clock: Clock, phases: Mapping[str, Callable[[], Figures]]) -> Sequence[Callable[[], Figures]]:
         if self.feed is not None:
-            self.feed.begin(self.plan(clock).count("learn"))
-            phases = {**phases, "learn": self.feed.learning(phases["learn"])}
+            later = Clock(clock.iteration + 1, clock.env_steps + clock.batch, clock.batch)
+            due = [self.plan(one).count("learn") for one in (clock, later)]
+            add, learn = self.feed.adding(phases["add"], *due), self.feed.learning(phases["learn"])
+            phases = {**phases, "add": add, "learn": learn}
         return self.learns_by.at_once(phases, clock)
 
     def report(self) -> Figures:

@@ -56,9 +56,8 @@ class Slot:
 class Feed:
     """Batches of N items of a table.
 
-    feed.begin(number)         # so many before the next window
+    feed.begin(number, later)  # a window is there: so many before the next, and so many after that
     feed.take()                # `batch` has the next one; up to `ahead` more are fetched meanwhile
-    feed.look_ahead(number)    # so many once the next window is there: uniform draws may be made at once
 
     A draw is a few launches on the learner's stream. What its items need comes by a kernel beside that stream, over the
     bus where it lies in host memory; what lies in files comes there first, by a thread. Nobody waits, but for what was
@@ -70,6 +69,9 @@ class Feed:
     ahead: int = 1
     pending: list[Slot] = field(default_factory=list)
     left: int = 0
+    """To be drawn before the next window comes in."""
+    later: int = 0
+    """To be drawn of what is there once it has."""
 
     def __post_init__(self) -> None:
         store, window = self.table.store, self.table.window
@@ -92,14 +94,20 @@ class Feed:
 
     # ------------------------------------------------------------------------------------------------ what runs
 
-    def begin(self, number: int) -> None:
-        """So many will be taken before the next window comes in."""
-        self.left = number - len(self.pending)
+    def begin(self, number: int, later: int = 0) -> None:
+        """A window has been added; draws what there is room for.
+
+        Args:
+            number: of batches that will be taken before the next comes in.
+            later: of those that will be taken then: uniform draws are made before, so that nobody waits for the first.
+        """
+        self.left, self.later = number - len(self.pending), later if self.crosses else 0
+        self._draw_ahead()
 
     def take(self) -> None:
         """Fills `batch`."""
         if not self.pending:
-            self._issue(self.store.num_steps_added)
+            self._issue()
         slot = self.pending.pop(0)
         self.tiered.num_fetched[self._fetch(slot, must=True)] += 1
         if self.tiered.side is not None and slot.fetched is not True:
@@ -107,18 +115,7 @@ class Feed:
         slot.take[slot.is_early]()
         self._free.append(slot)
         self._advance()
-        while self.left > 0 and self._free:
-            self._issue(self.store.num_steps_added)
-        self._advance()
-
-    def look_ahead(self, number: int) -> None:
-        """So many will be taken once the next window is there."""
-        if not self.crosses:
-            return
-        head = self.store.num_steps_added + self.store.layout.num_steps
-        while len(self.pending) < number and self._free:
-            self._issue(head)
-        self._advance()
+        self._draw_ahead()
 
     def forget(self) -> None:
         """What was drawn and not used is drawn again."""
@@ -126,7 +123,17 @@ class Feed:
             if slot.reading is not None:
                 slot.reading.result()
         self._free += self.pending
-        self.pending, self.left = [], 0
+        self.pending, self.left, self.later = [], 0, 0
+
+    def adding(self, add: Call, number: int, later: int) -> Call:
+        """A phase that adds a window, as `begin` is told."""
+
+        def call() -> Any:
+            found = add()
+            self.begin(number, later)
+            return found
+
+        return call
 
     def learning(self, learn: Callable[[], Any]) -> Callable[[], Any]:
         """A phase that learns from `batch`, each time from the next one."""
@@ -137,9 +144,19 @@ class Feed:
 
         return call
 
-    def _issue(self, head: int) -> None:
-        """Draws a batch that is used when `head` steps are there."""
-        slot, self.left = self._free.pop(0), self.left - 1
+    def _draw_ahead(self) -> None:
+        while self._free and (self.left > 0 or self.later > 0):
+            self._issue()
+        self._advance()
+
+    def _issue(self) -> None:
+        """Draws the next batch."""
+        slot, head = self._free.pop(0), self.store.num_steps_added
+        if self.left > 0:
+            self.left -= 1
+        elif self.later > 0:
+            self.later -= 1
+            head += self.store.layout.num_steps
         if not self.pending:
             self.draws.copy_(self.table.draws)
         slot.head, slot.fetched, slot.reading, slot.indexed = head, None, None, None

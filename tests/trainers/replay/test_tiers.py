@@ -36,13 +36,12 @@ def test_uniform_draws_are_those_of_a_store_that_is_all_on_the_device(backend, t
         whole.add()
         tiered.add()
         draws = (0, 4, 1, 2)[number % 4] if number > 1 else 0
-        feed.begin(draws)
+        later = (0, 4, 1, 2)[(number + 1) % 4] if number > 0 else 0
+        feed.begin(draws, later)
         for _ in range(draws):
             draw()
             feed.take()
             assert_same(of_batch(feed.batch), of_batch(batch))
-        later = (0, 4, 1, 2)[(number + 1) % 4] if number > 0 else 0
-        feed.look_ahead(later)
         assert len(feed.pending) == min(3, later)
     if has_files:
         tiered.store.tiered.files.flush()
