@@ -119,14 +119,15 @@ class StoreCheckpoints:
         holds no steps yet and has no tiers.
 
         Args:
-            path: a checkpoint of the folder; if not given, the newest.
+            path: a checkpoint, or a folder of them, whose newest it is; if not given, this one's.
         Returns:
             The checkpoint; None: there is none.
         Raises:
             CheckpointError: a file is missing, damaged, or of another kind of store; nothing has changed.
             ConfigError: that is no path.
         """
-        found = list_checkpoints(self.folder) if path is None else [path_of("path", path)]
+        path = None if path is None else path_of("path", path)
+        found = list_checkpoints(self.folder if path is None else path) or ([] if path is None else [path])
         if not found:
             return None
         try:

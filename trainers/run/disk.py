@@ -277,7 +277,10 @@ def why_not_written(error: OSError, folder: Path, num_bytes: int | None = None) 
     except OSError:
         return "the disk is full"
     what = "the disk is full" if error.errno == errno.ENOSPC else "the quota is used up"
-    needed = "" if num_bytes is None else f"{num_bytes / 1e6:,.1f} MB needed, "
-    is_short = found.f_files and found.f_favail < FEW_FILES
-    files = f", and room for {found.f_favail} more files" if is_short else ""
-    return f"{what}: {needed}{free / 1e6:,.1f} MB free on the disk{files}"
+    there, needed = f"{free / 1e6:,.1f} MB", None if num_bytes is None else f"{num_bytes / 1e6:,.1f} MB"
+    if needed == there and num_bytes > free:
+        there, needed = f"{free:,}", f"{num_bytes:,} bytes"
+    told = [f"{needed} needed"] * (needed is not None) + [f"{there} free on the disk"]
+    if found.f_files and found.f_favail < FEW_FILES:
+        told.append(f"and room for {found.f_favail} more files")
+    return f"{what}: {', '.join(told)}"

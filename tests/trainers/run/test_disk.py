@@ -129,14 +129,14 @@ def test_a_process_that_dies_while_it_replaces_a_checkpoint_loses_neither(tmp_pa
 def test_room_is_looked_for_before_anything_is_written_and_troubles_are_told_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 65_000)
     monkeypatch.setattr(disk, "write", lambda *_: pytest.fail("written without room"))
-    with pytest.raises(NotSavedError, match=r"the disk is full: 0\.1 MB needed, 0\.1 MB free on the disk\. The older"):
+    with pytest.raises(NotSavedError, match=r"full: \d{2},\d{3} bytes needed, 65,000 free on the disk\. The older"):
         checkpoint.begin_checkpoint(tmp_path, 1, {"env": {}}, {}, {})()
     assert disk.why_not_written(OSError(errno.EDQUOT, "x"), tmp_path, 1).startswith("the quota is used up: 0.0 MB")
     assert disk.why_not_written(OSError(errno.EIO, "Input/output error"), tmp_path, 1) == "Input/output error"
     monkeypatch.setattr(os, "statvfs", lambda _: mock.Mock(f_files=24, f_favail=1))
     assert disk.why_not_written(OSError(errno.EFBIG, "x"), tmp_path).startswith("no file may become so large here (uli")
-    full = disk.why_not_written(OSError(errno.ENOSPC, "x"), tmp_path)
-    assert full == "the disk is full: 0.1 MB free on the disk, and room for 1 more files"
+    full = disk.why_not_written(OSError(errno.ENOSPC, "x"), tmp_path, 2_000_000)
+    assert full == "the disk is full: 2.0 MB needed, 0.1 MB free on the disk, and room for 1 more files"
 
 
 @pytest.mark.parametrize(
