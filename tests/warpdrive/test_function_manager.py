@@ -70,6 +70,36 @@ def test_parameters_receive_the_arrays_of_their_names_or_a_view_in_place_of_one(
     assert data.pull("sum").tolist() == [[15.0, 25.0]]
 
 
+def test_what_is_launched_beside_begins_after_what_was_before_and_has_ended_once_they_meet(backend):
+    data, functions = adder(backend)
+    twice = torch.zeros(1, 2, device=backend.device)
+    add = functions.prepare("add")
+    again = functions.prepare("add", x=data["sum"], y=data["sum"], sum=twice)
+    is_cuda, after = backend.name == "cuda", torch.zeros((), device=backend.device)
+    for _ in range(2):  # and again, as the streams are what they were
+        if is_cuda:
+            torch.cuda._sleep(10**8)  # of its clock
+        add()
+        with backend.beside() as meet:
+            again()
+            if is_cuda:
+                torch.cuda._sleep(10**9)
+                ended = torch.cuda.current_stream().record_event()
+            twice.mul_(10.0)
+        after.add_(1.0)
+        if is_cuda:
+            backend.stream.record_event().synchronize()
+            assert not ended.query()
+        meet()
+        assert twice.tolist() == [[220.0, 440.0]]
+        data["sum"].zero_()
+    with pytest.raises(ValueError, match="within"), backend.beside():
+        again()
+        raise ValueError("within")
+    add()
+    assert data.pull("sum").tolist() == [[11.0, 22.0]] and after.item() == 2.0
+
+
 @pytest.mark.parametrize("num_agents", [1, 5, 33, 1500])
 def test_every_agent_gets_a_turn_once(backend, num_agents):
     arrays = {"seen": np.zeros((3, num_agents), np.int32)}

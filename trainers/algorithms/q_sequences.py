@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -146,6 +147,13 @@ class QSequences(QReplay):
         if self.config.from_sequences:
             return error_of_sequences(error, counts, self.config.eta)
         return super().priority_of(error, counts)
+
+
+def beside(policy: Policy) -> AbstractContextManager[Callable[[], None]]:
+    """Within, what kernels go through sequences for: a GPU may do so beside what comes after, until what this gives is
+    called."""
+    walk = getattr(getattr(policy, "network", None), "walk", None)
+    return walk.beside() if hasattr(walk, "beside") else nullcontext(lambda: None)
 
 
 def q_of_sequences(policy: Policy, batch: SampledSequences | TeamSequences, config: QSequencesConfig) -> torch.Tensor:

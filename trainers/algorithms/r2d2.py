@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from trainers import torch_later as torch
 from trainers.algorithms.dqn import dqn_loss, dqn_target
 from trainers.algorithms.q_replay import Losses
-from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, q_of_sequences
+from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, beside, q_of_sequences
 from trainers.settings.config import ModelConfig
 from warpdrive.config import Between, Count, Number, Positive
 from warpdrive.errors import ConfigError
@@ -161,10 +161,12 @@ class R2D2(QSequences):
         config: R2D2Config,
         generator: torch.Generator | None = None,
     ) -> Losses:
+        with torch.no_grad(), beside(target_policy) as meet:
+            of_target = q_of_sequences(target_policy, batch, config)  # which remembers by itself
         every, num = q_of_sequences(policy, batch, config), config.burn_in
+        meet()
         q = every[: config.length].gather(-1, batch.action[num:].unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
-            of_target = q_of_sequences(target_policy, batch, config)  # which remembers by itself
             mask, of_next = None if batch.mask is None else batch.mask[num:], (every.detach(), of_target)
             settings = (config.double, config.value_rescaling)
             target = r2d2_target(batch.reward, batch.discount, *of_next, batch.bootstrap - num, mask, *settings)

@@ -3,6 +3,8 @@ there and back, in place of some launches for each step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,6 +65,10 @@ class Walk:
             starts = torch.zeros(num_steps, num_rows, dtype=torch.bool, device=inputs.device)
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
         return _Walked.apply(self, self.packed(cell), inputs, memory.detach(), starts.contiguous(), *weights)
+
+    def beside(self) -> AbstractContextManager[Callable[[], None]]:
+        """See Backend.beside."""
+        return self.backend.beside()
 
     def kernels(self, units: int, num_rows: int) -> CellKernels:
         """Those that go through so many sequences."""

@@ -114,6 +114,12 @@ class Backend(ABC):
         """Where a thread loads and launches kernels that is not the one that made the backend."""
         return nullcontext()
 
+    def beside(self) -> AbstractContextManager[Callable[[], None]]:
+        """What is launched within, and torch's work there, may run beside what comes after it, until what this gives is
+        called: `with backend.beside() as meet: ...`. It begins after what was launched before. What it reads must stay
+        as it is until then."""
+        return nullcontext(lambda: None)
+
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until every launch so far has ended. Raises KernelError if one of them failed."""

@@ -15,9 +15,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,6 +57,7 @@ class CudaBackend(Backend):
         self.arch = arch_of(*torch.cuda.get_device_capability(index))
         self.stream = torch.cuda.ExternalStream(self.driver.stream_handle, device=self.device)
         """torch's view of the stream. Capture on it: `torch.cuda.graph(graph, stream=backend.stream)`."""
+        self._side = torch.cuda.ExternalStream(self.driver.side_handle, device=self.device)
         torch.cuda.synchronize(self.device)  # what torch did so far was on another stream
         torch.cuda.set_stream(self.stream)
 
@@ -73,6 +75,16 @@ class CudaBackend(Backend):
 
     def in_thread(self) -> AbstractContextManager[None]:
         return self.driver.in_thread()
+
+    @contextmanager
+    def beside(self) -> Iterator[Callable[[], None]]:
+        self._side.wait_stream(self.stream)
+        try:
+            with self.driver.on_side(), torch.cuda.stream(self._side):
+                yield partial(self.stream.wait_stream, self._side)
+        except BaseException:  # else what comes next would meet what is still at work
+            self.stream.wait_stream(self._side)
+            raise
 
     def synchronize(self) -> None:
         self.driver.synchronize()

@@ -1,6 +1,7 @@
 """Who loads cubins and launches kernels on a GPU: PyCUDA, or cuda.bindings. Both do the same.
 
-A driver owns one stream of the GPU's primary context, the context that torch uses.
+A driver owns two streams of the GPU's primary context, the context that torch uses: one for nearly all, and one for
+what runs beside that.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import ctypes
 import importlib.util
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -31,6 +33,11 @@ class Driver(ABC):
 
     name: str
     stream_handle: int
+    side_handle: int
+    """Of a second stream."""
+    _stream: Any
+    """Where launches go."""
+    _side: Any
 
     @classmethod
     @abstractmethod
@@ -59,6 +66,15 @@ class Driver(ABC):
     def in_thread(self) -> AbstractContextManager[None]:
         """Where a thread loads and launches kernels that is not the one that made the driver."""
         return nullcontext()
+
+    @contextmanager
+    def on_side(self) -> Iterator[None]:
+        """Launches, prepared ones too, go to the second stream."""
+        self._stream, self._side = self._side, self._stream
+        try:
+            yield
+        finally:
+            self._stream, self._side = self._side, self._stream
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -92,8 +108,8 @@ class PyCudaDriver(Driver):
         self._context = cuda.Device(index).retain_primary_context()
         self._context.push()
         atexit.register(self._context.pop)  # PyCUDA aborts the process if a context is left
-        self._stream = cuda.Stream()
-        self.stream_handle = self._stream.handle
+        self._stream, self._side = cuda.Stream(), cuda.Stream()
+        self.stream_handle, self.side_handle = self._stream.handle, self._side.handle
 
     @classmethod
     def is_installed(cls) -> bool:
@@ -123,11 +139,11 @@ class PyCudaDriver(Driver):
     def prepare(self, function: object, signature: Signature, arguments: tuple, shape: LaunchShape) -> Callable:
         packed = _pack(signature, arguments)
         buffer = struct.pack("".join(code for code, _ in packed), *(value for _, value in packed))
-        launch, stream, shared_bytes = function._launch_kernel, self._stream, shape.shared_bytes
+        launch, shared_bytes = function._launch_kernel, shape.shared_bytes
         grid, block = (shape.num_blocks, 1, 1), (*shape.block, 1)
 
         def call(_kept_alive=arguments) -> None:
-            launch(grid, block, buffer, shared_bytes, stream)
+            launch(grid, block, buffer, shared_bytes, self._stream)
 
         return call
 
@@ -162,8 +178,9 @@ class BindingsDriver(Driver):
         torch.zeros(1, device=f"cuda:{index}")  # torch makes the primary context and makes it current
         torch.cuda.set_device(index)
         self._context = self._check(*cuda.cuCtxGetCurrent())
-        self._stream = self._check(*cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        self.stream_handle = int(self._stream)
+        flags = cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream, self._side = (self._check(*cuda.cuStreamCreate(flags)) for _ in range(2))
+        self.stream_handle, self.side_handle = int(self._stream), int(self._side)
 
     @classmethod
     def is_installed(cls) -> bool:
@@ -188,12 +205,12 @@ class BindingsDriver(Driver):
         packed = _pack(signature, arguments)
         values = [ctypes.create_string_buffer(struct.pack(code, value)) for code, value in packed]
         addresses = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(value) for value in values))
-        launch, stream, address = self._cuda.cuLaunchKernel, self._stream, ctypes.addressof(addresses)
+        launch, address = self._cuda.cuLaunchKernel, ctypes.addressof(addresses)
         grid, block, shared_bytes = (shape.num_blocks, 1, 1), (*shape.block, 1), shape.shared_bytes
         success = self._cuda.CUresult.CUDA_SUCCESS
 
         def call(_kept_alive=(arguments, values, addresses)) -> None:
-            (result,) = launch(function, *grid, *block, shared_bytes, stream, address, 0)
+            (result,) = launch(function, *grid, *block, shared_bytes, self._stream, address, 0)
             if result is not success:
                 raise KernelError(self._message(result, signature.name))
 
