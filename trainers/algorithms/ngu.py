@@ -340,10 +340,10 @@ class NGU(R2D2):
         config: NGUConfig,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        given = (policy.memory_size, batch.sequences, config)
+        given = batch.sequences, config
         with torch.no_grad(), beside(target_policy) as meet:
-            of_target = unrolled(target_policy.unroll_heads, *given)  # which remembers by itself
-        heads = unrolled(policy.unroll_heads, *given)
+            of_target = unrolled(target_policy, target_policy.unroll_heads, *given)  # which remembers by itself
+        heads = unrolled(policy, policy.unroll_heads, *given)
         meet()
         return cls.losses_of_arms(heads, of_target, batch, config)
 

@@ -236,7 +236,18 @@ class QReplay(OffPolicy):
 
     def learn(self) -> Figures:
         self.optimizer.begin()
-        batch = self.draw()
+        of_batch, priority = self.go_back(self.draw())
+        figures = self.optimizer.reduce(torch.stack(list(of_batch.values())))
+        grad_norm = self.optimizer.safe_step()
+        self.keep_errors(priority)
+        return {**dict(zip(of_batch, figures, strict=True)), "grad_norm": grad_norm}
+
+    def go_back(self, batch: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Makes the gradient of the loss of what was drawn.
+
+        Returns:
+            This rank's part of the loss and of other means, by metric; and [N], what the items are drawn again by.
+        """
         losses_of = self.of_torch(self.losses_of_update)
         found = losses_of(self.learned, self.target, batch, self.config, self.generator)
         weight = self.weight_of(batch)
@@ -247,9 +258,5 @@ class QReplay(OffPolicy):
         (loss * (1.0 + 0.0 * loss.detach())).backward()
         with torch.no_grad():
             of_batch = {"q_mean": found.q, "td_error": (found.q - found.target).abs(), **found.more}
-            figures = torch.stack([loss, *((one * counts).sum() / number for one in of_batch.values())])
-            priority = self.priority_of(found.error, counts)
-        loss, *figures = self.optimizer.reduce(figures)
-        grad_norm = self.optimizer.safe_step()
-        self.keep_errors(priority)
-        return {"loss": loss, **dict(zip(of_batch, figures, strict=True)), "grad_norm": grad_norm}
+            means = {name: (one * counts).sum() / number for name, one in of_batch.items()}
+            return {"loss": loss.detach(), **means}, self.priority_of(found.error, counts)

@@ -159,31 +159,31 @@ def beside(policy: Policy) -> AbstractContextManager[Callable[[], None]]:
 def q_of_sequences(policy: Policy, batch: SampledSequences | TeamSequences, config: QSequencesConfig) -> torch.Tensor:
     """[L + n_step, N, actions]: Q-values in the rows after the burn-in, whose gradient does not reach into it; of a
     team N counts the agents of all its items."""
-    return unrolled(policy.unroll, policy.memory_size, batch, config)
+    return unrolled(policy, policy.unroll_outputs, batch, config)
 
 
 def unrolled(
-    unroll: Callable[..., tuple[Any, ...]],
-    memory_size: int,
+    policy: Policy,
+    unroll: Callable[..., tuple[Any, torch.Tensor]],
     batch: SampledSequences | TeamSequences,
     config: QSequencesConfig,
 ) -> Any:
     """What `unroll` gives first of the rows after the burn-in, whose gradient does not reach into it.
 
     Args:
-        unroll: `Policy.unroll`, or another that takes what it takes and gives a memory last.
+        unroll: of the policy, one of those that give a memory last.
     """
     num, observation, starts = config.burn_in, batch.observation, batch.starts
     memory = batch.memory
     if memory is None:
-        memory = torch.zeros(starts.shape[1], memory_size, device=starts.device, dtype=batch.reward.dtype)
+        memory = torch.zeros(starts.shape[1], policy.memory_size, device=starts.device, dtype=batch.reward.dtype)
     if num and not torch.is_grad_enabled():  # one way through all of it
-        found, *_ = unroll(observation, None, memory, starts)
+        found, _ = unroll(observation, None, memory, starts)
         return rows_of(found, slice(num, None))
     if num:
         with torch.no_grad():
-            *_, memory = unroll(rows_of(observation, slice(num)), None, memory, starts[:num])
-    found, *_ = unroll(rows_of(observation, slice(num, None)), None, memory, starts[num:])
+            memory = policy.remember(rows_of(observation, slice(num)), None, memory, starts[:num])
+    found, _ = unroll(rows_of(observation, slice(num, None)), None, memory, starts[num:])
     return found
 
 

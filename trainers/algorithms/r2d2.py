@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.acting.actor import Actor
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
+    from trainers.fused.sequence_loss import SequenceLoss
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from trainers.replay.batch import Batch
@@ -139,6 +140,11 @@ class R2D2(QSequences):
             name = f"policy.{group.name}.model.type: {config.model.type}"
             raise ConfigError(f"{name} remembers nothing, and R2D2 learns by memory. Take gru, or DQN.")
         super().__init__(config, group, guard, seed)
+        self._loss: SequenceLoss | None = None
+        if self.by_kernels and type(self).losses_of.__func__ is R2D2.losses_of.__func__:
+            from trainers.fused.sequence_loss import SequenceLoss
+
+            self._loss = SequenceLoss(self)
 
     @classmethod
     def why_not(cls, config: R2D2Config, spec: GroupSpec) -> str | None:
@@ -151,6 +157,18 @@ class R2D2(QSequences):
         from trainers.replay.of_group import sequences_of
 
         return partial(sequences_of, features=actor.features, num_agents=actor.spec.num_agents)
+
+    def go_back(self, batch: SampledSequences) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        if self._loss is None:
+            return super().go_back(batch)
+        q_of = self.of_torch(q_of_sequences)
+        with torch.no_grad(), beside(self.target) as meet:
+            of_target = q_of(self.target, batch, self.config)
+        q = q_of(self.policy, batch, self.config)
+        meet()
+        by_q, priority, figures = self._loss(q.detach(), of_target, batch)
+        q.backward(by_q)
+        return dict(zip(self._loss.FIGURES, figures.unbind(), strict=True)), priority
 
     @classmethod
     def losses_of(

@@ -64,15 +64,35 @@ class GRU(nn.Module):
         Returns:
             By head [L, N, numbers]; memory [N, memory_size] after the last step.
         """
+        kept = self._walked(observation, critic_input, memory, starts)
+        hidden = [one if self.numbers_of_unit == 1 else one[..., : self.cell.hidden_size] for one in kept]
+        return apply_heads(self, hidden[0], hidden[-1]), _last(kept)
+
+    def remember(
+        self,
+        observation: torch.Tensor,
+        critic_input: torch.Tensor | None,
+        memory: torch.Tensor,
+        starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The memory that `unroll` gives, without what the heads make of it."""
+        return _last(self._walked(observation, critic_input, memory, starts))
+
+    def _walked(
+        self,
+        observation: torch.Tensor,
+        critic_input: torch.Tensor | None,
+        memory: torch.Tensor,
+        starts: torch.Tensor | None,
+    ) -> list[torch.Tensor]:
+        """[L, N, numbers], what each cell remembers after each step."""
         inputs = [self.encode(self.trunk, observation)]
         cells = [self.cell]
         if self.critic_cell is not None:
             inputs.append(self.encode(self.critic_trunk, observation if critic_input is None else critic_input))
             cells.append(self.critic_cell)
         parts = memory.chunk(len(cells), dim=-1)
-        kept = [self.walk(*one, starts) for one in zip(cells, inputs, parts, strict=True)]
-        hidden = [one if self.numbers_of_unit == 1 else one[..., : self.cell.hidden_size] for one in kept]
-        return apply_heads(self, hidden[0], hidden[-1]), torch.cat([steps[-1] for steps in kept], dim=-1)
+        return [self.walk(*one, starts) for one in zip(cells, inputs, parts, strict=True)]
 
     def _make_cell(self, num_in: int, size: int, generator: torch.Generator | None) -> nn.RNNCellBase:
         with torch.random.fork_rng(devices=()):  # as in `linear`
@@ -83,6 +103,11 @@ class GRU(nn.Module):
             else:
                 nn.init.zeros_(parameter)
         return cell
+
+
+def _last(kept: list[torch.Tensor]) -> torch.Tensor:
+    """[N, memory_size], what the cells remember after the last step."""
+    return torch.cat([steps[-1] for steps in kept], dim=-1)
 
 
 def walk_by_steps(

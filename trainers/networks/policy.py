@@ -155,6 +155,30 @@ class Policy(nn.Module):
         """The same by the network's heads, [L, N, numbers] each; memory."""
         return self.network.unroll(*self._normalised(observation, critic_input), memory, starts)
 
+    def unroll_outputs(
+        self,
+        observation: torch.Tensor,
+        critic_input: torch.Tensor | None,
+        memory: torch.Tensor,
+        starts: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`unroll` without the value."""
+        found, after = self.unroll_heads(observation, critic_input, memory, starts)
+        return self.algorithm.outputs(self, found), after
+
+    def remember(
+        self,
+        observation: torch.Tensor,
+        critic_input: torch.Tensor | None,
+        memory: torch.Tensor,
+        starts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The memory that `unroll` gives, [N, memory_size]."""
+        seen = self._normalised(observation, critic_input)
+        if hasattr(self.network, "remember"):
+            return self.network.remember(*seen, memory, starts)
+        return self.network.unroll(*seen, memory, starts)[-1]
+
     def prepare_act(
         self,
         observation: torch.Tensor,
