@@ -76,6 +76,7 @@ def test_what_is_launched_beside_begins_after_what_was_before_and_has_ended_once
     add = functions.prepare("add")
     again = functions.prepare("add", x=data["sum"], y=data["sum"], sum=twice)
     is_cuda, after = backend.name == "cuda", torch.zeros((), device=backend.device)
+    after.add_(0.0)  # a kernel's first launch loads it, which may wait for all that is at work
     for _ in range(2):  # and again, as the streams are what they were
         if is_cuda:
             torch.cuda._sleep(10**8)  # of its clock
