@@ -11,12 +11,12 @@ class Recurrent(nn.Module):
         super().__init__()
         self.cell, self.layer, self.memory_size = nn.GRUCell(3, 5).double(), nn.Linear(5, num_actions).double(), 5
 
-    def unroll_outputs(self, observation, critic_input, memory, starts):
+    def unroll_outputs(self, observation, critic_input, memory, starts, burn_in):
         found = []
-        for seen, start in zip(observation, starts, strict=True):
+        for t, (seen, start) in enumerate(zip(observation, starts, strict=True)):
             memory = self.cell(seen, torch.where(start.unsqueeze(-1), 0.0, memory))
-            found.append(self.layer(memory))
+            if t < burn_in:
+                memory = memory.detach()
+            else:
+                found.append(self.layer(memory))
         return torch.stack(found), memory
-
-    def remember(self, *given):
-        return self.unroll_outputs(*given)[-1]

@@ -75,20 +75,20 @@ def test_what_is_launched_beside_begins_after_what_was_before_and_has_ended_once
     twice = torch.zeros(1, 2, device=backend.device)
     add = functions.prepare("add")
     again = functions.prepare("add", x=data["sum"], y=data["sum"], sum=twice)
-    is_cuda, after = backend.name == "cuda", torch.zeros((), device=backend.device)
-    after.add_(0.0)  # a kernel's first launch loads it, which may wait for all that is at work
-    for _ in range(2):  # and again, as the streams are what they were
-        if is_cuda:
+    after = torch.zeros((), device=backend.device)
+    # The first time loads kernels, which may wait for all that is at work.
+    for takes_long in (False, backend.name == "cuda"):
+        if takes_long:
             torch.cuda._sleep(10**8)  # of its clock
         add()
         with backend.beside() as meet:
             again()
-            if is_cuda:
+            if takes_long:
                 torch.cuda._sleep(10**9)
                 ended = torch.cuda.current_stream().record_event()
             twice.mul_(10.0)
         after.add_(1.0)
-        if is_cuda:
+        if takes_long:
             backend.stream.record_event().synchronize()
             assert not ended.query()
         meet()

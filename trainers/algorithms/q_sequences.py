@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
-    from trainers.networks.features import Observation
     from trainers.networks.policy import Policy
     from trainers.replay.of_group import SampledSequences
     from trainers.replay.of_team import TeamSequences
@@ -173,25 +172,11 @@ def unrolled(
     Args:
         unroll: of the policy, one of those that give a memory last.
     """
-    num, observation, starts = config.burn_in, batch.observation, batch.starts
-    memory = batch.memory
+    memory, starts = batch.memory, batch.starts
     if memory is None:
         memory = torch.zeros(starts.shape[1], policy.memory_size, device=starts.device, dtype=batch.reward.dtype)
-    if num and not torch.is_grad_enabled():  # one way through all of it
-        found, _ = unroll(observation, None, memory, starts)
-        return rows_of(found, slice(num, None))
-    if num:
-        with torch.no_grad():
-            memory = policy.remember(rows_of(observation, slice(num)), None, memory, starts[:num])
-    found, _ = unroll(rows_of(observation, slice(num, None)), None, memory, starts[num:])
+    found, _ = unroll(batch.observation, None, memory, starts, config.burn_in)
     return found
-
-
-def rows_of(observation: Observation, rows: slice) -> Observation:
-    """These rows of what is seen."""
-    if isinstance(observation, dict):
-        return {name: one[rows] for name, one in observation.items()}
-    return observation[rows]
 
 
 def error_of_sequences(error: torch.Tensor, counts: torch.Tensor, eta: float) -> torch.Tensor:

@@ -10,7 +10,7 @@
 //   THREADS      of a block
 //   DOUBLE       whether the network chooses the action that the target network judges
 //   HAS_MASK     whether some actions may not be taken
-//   RESCALES     whether values are learned as h(value); see trainers/algorithms/r2d2.py
+//   RESCALES     whether values are learned as h(value); see Pohlen et al. 2018, arXiv:1805.11593
 //   IS_OF_RANKS  whether several ranks share a batch
 //   HUBER_DELTA  0: squared errors
 #include "losses/huber.cuh"

@@ -56,15 +56,20 @@ class Walk:
         return self
 
     def __call__(
-        self, cell: nn.GRUCell, inputs: torch.Tensor, memory: torch.Tensor, starts: torch.Tensor | None
+        self,
+        cell: nn.GRUCell,
+        inputs: torch.Tensor,
+        memory: torch.Tensor,
+        starts: torch.Tensor | None,
+        burn_in: int = 0,
     ) -> torch.Tensor:
         num_steps, num_rows = inputs.shape[:2]
         if num_steps == 1 or num_rows > MAX_ROWS_AT_ONCE:
-            return walk_by_steps(cell, inputs, memory, starts)
+            return walk_by_steps(cell, inputs, memory, starts, burn_in)
         if starts is None:
             starts = torch.zeros(num_steps, num_rows, dtype=torch.bool, device=inputs.device)
         weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
-        return _Walked.apply(self, self.packed(cell), inputs, memory.detach(), starts.contiguous(), *weights)
+        return _Walked.apply(self, self.packed(cell), burn_in, inputs, memory.detach(), starts.contiguous(), *weights)
 
     def beside(self) -> AbstractContextManager[Callable[[], None]]:
         """See Backend.beside."""
@@ -93,8 +98,9 @@ class _Walked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, walk: Walk, packed: PackedCell, inputs: torch.Tensor, memory: torch.Tensor, starts: torch.Tensor,
-        weight_ih: torch.Tensor, weight_hh: torch.Tensor, bias_ih: torch.Tensor, bias_hh: torch.Tensor,
+        ctx: Any, walk: Walk, packed: PackedCell, burn_in: int, inputs: torch.Tensor, memory: torch.Tensor,
+        starts: torch.Tensor, weight_ih: torch.Tensor, weight_hh: torch.Tensor, bias_ih: torch.Tensor,
+        bias_hh: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         (num_steps, num_rows, _), units = inputs.shape, weight_hh.shape[1]
         kernels, new = walk.kernels(units, num_rows), inputs.new_empty
@@ -110,21 +116,21 @@ class _Walked(torch.autograd.Function):
             order=torch.arange(num_rows, dtype=torch.int32, device=inputs.device), starts=starts, input=nothing,
             input_weights=nothing, gates=bytes_of(gates), hidden=bytes_of(states),
         )()  # fmt: skip
-        ctx.walk, ctx.shape = walk, inputs.shape
-        ctx.kept = given, of_input, gates, states, starts, packed
-        return states[num_rows:].view(num_steps, num_rows, units).to(inputs.dtype, copy=True)
+        ctx.walk, ctx.shape, first = walk, inputs.shape, burn_in * num_rows
+        ctx.kept = given[first:], of_input, gates[first:], states[first:], starts[burn_in:], packed
+        return states[first + num_rows :].view(-1, num_rows, units).to(inputs.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, by_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Once: the kernel writes over what it goes back through."""
-        walk, (num_steps, num_rows, width) = ctx.walk, ctx.shape
+        walk, (_, num_rows, width) = ctx.walk, ctx.shape
         given, of_input, gates, states, starts, packed = ctx.kept
         del ctx.kept
         units = states.shape[1]
         kernels, nothing = walk.kernels(units, num_rows), bytes_of(given)
         sums = by_states.new_empty(kernels.plan.num_blocks, 4 * units)
         go_back = kernels.prepare_backward(
-            num_rows, num_steps, weights=packed.backwards, starts=starts,
+            num_rows, len(starts), weights=packed.backwards, starts=starts,
             delta=bytes_of(by_states.flatten(0, 1).to(walk.dtype).contiguous()), input=nothing, input_weights=nothing,
             gates=bytes_of(gates), hidden=bytes_of(states), by_input=nothing, bias_gradient=sums.flatten(),
         )  # fmt: skip
@@ -132,13 +138,16 @@ class _Walked(torch.autograd.Function):
             go_back()
         by_gates, by_states = gates[:, : 3 * units], gates[:, units:]
         new = sums.new_empty
-        of_weight_ih, of_weight_hh, of_given = new(3 * units, width), new(3 * units, units), new(len(given), width)
+        of_weight_ih, of_weight_hh = new(3 * units, width), new(3 * units, units)
+        of_given = new(ctx.shape).flatten(0, 1)
+        num_before = len(of_given) - len(given)
         prepare_product(by_gates.t(), given, of_weight_ih)()
         prepare_product(by_states.t(), states[:-num_rows], of_weight_hh)()
-        if ctx.needs_input_grad[2]:
-            prepare_product(by_gates, of_input, of_given)()
+        if ctx.needs_input_grad[3]:
+            of_given[:num_before].zero_()
+            prepare_product(by_gates, of_input, of_given[num_before:])()
         biases = sums.sum(0)
         return (
-            None, None, of_given.view(ctx.shape) if ctx.needs_input_grad[2] else None, None, None,
+            None, None, None, of_given.view(ctx.shape) if ctx.needs_input_grad[3] else None, None, None,
             of_weight_ih.roll(-units, 0), of_weight_hh, biases[: 3 * units].roll(-units), biases[units:],
         )  # fmt: skip

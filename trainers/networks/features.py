@@ -22,6 +22,13 @@ SCALED = (np.uint8, np.int8)
 """Dtypes of images: numbers that are brought to 0 to 1 by their space's bounds before a network reads them."""
 
 
+def rows_of(observation: Observation, rows: slice) -> Observation:
+    """These rows of what is seen."""
+    if isinstance(observation, dict):
+        return {name: one[rows] for name, one in observation.items()}
+    return observation[rows]
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What a network is made for."""

@@ -27,7 +27,8 @@ class GRU(nn.Module):
     cell_type: type[nn.RNNCellBase] = nn.GRUCell
     numbers_of_unit = 1
     """That it remembers; the first of each is what other layers see."""
-    walk: Callable[[nn.RNNCellBase, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    takes_burn_in = True
+    walk: Callable[[nn.RNNCellBase, torch.Tensor, torch.Tensor, torch.Tensor | None, int], torch.Tensor]
     """What goes through the steps of a sequence: `walk_by_steps`, or another that takes and gives the same."""
 
     def __init__(
@@ -53,6 +54,7 @@ class GRU(nn.Module):
         critic_input: torch.Tensor | None,
         memory: torch.Tensor,
         starts: torch.Tensor | None = None,
+        burn_in: int = 0,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """A sequence of steps.
 
@@ -61,38 +63,19 @@ class GRU(nn.Module):
             memory: [N, memory_size] before the first step.
             starts: [L, N] bool, which rows remember nothing in this step, such as in the first of an episode; None
                 if all do.
+            burn_in: steps at first that only bring the memory up to date: no gradient reaches them.
         Returns:
-            By head [L, N, numbers]; memory [N, memory_size] after the last step.
+            By head [L - burn_in, N, numbers]; memory [N, memory_size] after the last step.
         """
-        kept = self._walked(observation, critic_input, memory, starts)
-        hidden = [one if self.numbers_of_unit == 1 else one[..., : self.cell.hidden_size] for one in kept]
-        return apply_heads(self, hidden[0], hidden[-1]), _last(kept)
-
-    def remember(
-        self,
-        observation: torch.Tensor,
-        critic_input: torch.Tensor | None,
-        memory: torch.Tensor,
-        starts: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The memory that `unroll` gives, without what the heads make of it."""
-        return _last(self._walked(observation, critic_input, memory, starts))
-
-    def _walked(
-        self,
-        observation: torch.Tensor,
-        critic_input: torch.Tensor | None,
-        memory: torch.Tensor,
-        starts: torch.Tensor | None,
-    ) -> list[torch.Tensor]:
-        """[L, N, numbers], what each cell remembers after each step."""
         inputs = [self.encode(self.trunk, observation)]
         cells = [self.cell]
         if self.critic_cell is not None:
             inputs.append(self.encode(self.critic_trunk, observation if critic_input is None else critic_input))
             cells.append(self.critic_cell)
         parts = memory.chunk(len(cells), dim=-1)
-        return [self.walk(*one, starts) for one in zip(cells, inputs, parts, strict=True)]
+        kept = [self.walk(*one, starts, burn_in) for one in zip(cells, inputs, parts, strict=True)]
+        hidden = [one if self.numbers_of_unit == 1 else one[..., : self.cell.hidden_size] for one in kept]
+        return apply_heads(self, hidden[0], hidden[-1]), torch.cat([steps[-1] for steps in kept], dim=-1)
 
     def _make_cell(self, num_in: int, size: int, generator: torch.Generator | None) -> nn.RNNCellBase:
         with torch.random.fork_rng(devices=()):  # as in `linear`
@@ -105,21 +88,22 @@ class GRU(nn.Module):
         return cell
 
 
-def _last(kept: list[torch.Tensor]) -> torch.Tensor:
-    """[N, memory_size], what the cells remember after the last step."""
-    return torch.cat([steps[-1] for steps in kept], dim=-1)
-
-
 def walk_by_steps(
-    cell: nn.RNNCellBase, inputs: torch.Tensor, memory: torch.Tensor, starts: torch.Tensor | None
+    cell: nn.RNNCellBase,
+    inputs: torch.Tensor,
+    memory: torch.Tensor,
+    starts: torch.Tensor | None,
+    burn_in: int = 0,
 ) -> torch.Tensor:
-    """What a cell remembers after each step of a sequence, [L, N, numbers].
+    """What a cell remembers after each step of a sequence but those of the burn-in, [L - burn_in, N, numbers].
 
     Args:
-        inputs: [L, N, features]; memory [N, numbers] before the first step; starts as GRU.unroll's.
+        inputs: [L, N, features]; memory [N, numbers] before the first step; starts and burn_in as GRU.unroll's.
     """
-    seen = []
+    seen, is_learned = [], torch.is_grad_enabled()
     for t, given in enumerate(inputs):
-        memory = cell(given, memory if starts is None else memory * (~starts[t]).unsqueeze(-1))
-        seen.append(memory)
+        with torch.set_grad_enabled(is_learned and t >= burn_in):
+            memory = cell(given, memory if starts is None else memory * (~starts[t]).unsqueeze(-1))
+        if t >= burn_in:
+            seen.append(memory)
     return torch.stack(seen)

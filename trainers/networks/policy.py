@@ -14,7 +14,7 @@ from trainers.algorithms.algorithm import Algorithm
 from trainers.experience.spec import GroupSpec, spec_of
 from trainers.heads import Head
 from trainers.networks import make_network
-from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features
+from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features, rows_of
 from trainers.networks.normalise import ObservationNorm, RewardNorm, RunningMoments, ValueNorm
 from trainers.settings.config import PolicyConfig
 from trainers.settings.outside import class_name, is_outside
@@ -147,37 +147,37 @@ class Policy(nn.Module):
 
     def unroll_heads(
         self,
-        observation: torch.Tensor,
+        observation: Observation,
         critic_input: torch.Tensor | None,
         memory: torch.Tensor,
         starts: torch.Tensor | None = None,
+        burn_in: int = 0,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The same by the network's heads, [L, N, numbers] each; memory."""
-        return self.network.unroll(*self._normalised(observation, critic_input), memory, starts)
+        """The same by the network's heads, [L - burn_in, N, numbers] each; memory."""
+        seen = self._normalised(observation, critic_input)
+        if not burn_in:
+            return self.network.unroll(*seen, memory, starts)
+        if getattr(self.network, "takes_burn_in", False):
+            return self.network.unroll(*seen, memory, starts, burn_in)
+        (*first, starts_first), (*rest, starts_rest) = (
+            [None if one is None else rows_of(one, rows) for one in (*seen, starts)]
+            for rows in (slice(burn_in), slice(burn_in, None))
+        )
+        with torch.no_grad():
+            _, memory = self.network.unroll(*first, memory, starts_first)
+        return self.network.unroll(*rest, memory, starts_rest)
 
     def unroll_outputs(
         self,
-        observation: torch.Tensor,
+        observation: Observation,
         critic_input: torch.Tensor | None,
         memory: torch.Tensor,
         starts: torch.Tensor | None = None,
+        burn_in: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`unroll` without the value."""
-        found, after = self.unroll_heads(observation, critic_input, memory, starts)
+        """`unroll` without the value, and without the steps of a burn-in."""
+        found, after = self.unroll_heads(observation, critic_input, memory, starts, burn_in)
         return self.algorithm.outputs(self, found), after
-
-    def remember(
-        self,
-        observation: torch.Tensor,
-        critic_input: torch.Tensor | None,
-        memory: torch.Tensor,
-        starts: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The memory that `unroll` gives, [N, memory_size]."""
-        seen = self._normalised(observation, critic_input)
-        if hasattr(self.network, "remember"):
-            return self.network.remember(*seen, memory, starts)
-        return self.network.unroll(*seen, memory, starts)[-1]
 
     def prepare_act(
         self,

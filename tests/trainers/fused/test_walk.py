@@ -34,10 +34,10 @@ def walk_on(backend):
     return Walk(backend, Limits.of(backend), 4 if backend.name == "cpu" else 2)
 
 
-def gone_through(walk, cell, inputs, memory, starts):
+def gone_through(walk, cell, inputs, memory, starts, burn_in=0):
     """What it remembers, and the gradients of a loss of it by the inputs and the cell's parameters."""
     cell, inputs = copy.deepcopy(cell), inputs.clone().requires_grad_()
-    found = walk(cell, inputs, memory, starts)
+    found = walk(cell, inputs, memory, starts, burn_in)
     weights = torch.linspace(-1, 1, found.numel(), device=found.device).view_as(found)
     (found * weights).sum().backward()
     return [found.detach(), inputs.grad, *(one.grad for one in cell.parameters())]
@@ -49,16 +49,18 @@ def angle(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "num_rows", "width", "units", "has_starts"),
-    [(7, 5, 12, 16, True), (2, 1, 3, 32, True), (9, 37, 20, 64, False), (85, 32, 128, 128, True)],
+    ("num_steps", "num_rows", "width", "units", "has_starts", "burn_in"),
+    [(7, 5, 12, 16, True, 0), (7, 5, 12, 16, True, 3), (2, 1, 3, 32, True, 1), (9, 37, 20, 64, False, 0)]
+    + [(9, 37, 20, 64, False, 5), (85, 32, 128, 128, True, 0), (125, 32, 128, 128, True, 40)],
 )
-def test_walk_gives_what_torch_gives_step_by_step(device, num_steps, num_rows, width, units, has_starts):
+def test_walk_gives_what_torch_gives_step_by_step(device, num_steps, num_rows, width, units, has_starts, burn_in):
     if device == "cpu" and units > 64:
         pytest.skip("the same kernels at a size that takes a CPU long")
     backend = choose_backend(device=device)
     given = sequences(backend.device, num_steps, num_rows, width, units, has_starts)
-    expected = gone_through(walk_by_steps, *given)
-    found = gone_through(walk_on(backend), *given)
+    expected = gone_through(walk_by_steps, *given, burn_in)
+    found = gone_through(walk_on(backend), *given, burn_in)
+    assert len(found[0]) == num_steps - burn_in and (found[1][:burn_in] == 0).all()
     for ours, theirs in zip(found, expected, strict=True):
         if device == "cpu":
             torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-5)

@@ -105,6 +105,28 @@ def test_who_comes_back_into_the_game_remembers_nothing(make_trainer, network, l
     torch.testing.assert_close(value, samples.value, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["one trunk", "LSTM, a trunk each"])
+def test_no_gradient_reaches_a_burn_in_also_of_a_network_that_knows_none(make_recall, monkeypatch, name):
+    """Both ways: the heads of the steps behind it are those of the whole sequence, and what was seen in it is not
+    learned from."""
+    policy = group_of(make_recall(POLICIES[name])).policy
+    torch.manual_seed(4)
+    seen, memory = torch.randn(7, 3, policy.network.trunk[0].in_features), torch.randn(3, policy.memory_size)
+    device = next(policy.parameters()).device
+    starts = torch.rand(7, 3) < 0.3
+    seen, memory, starts = (one.to(device) for one in (seen, memory, starts))
+    whole, after = policy.unroll_heads(seen, None, memory, starts)
+    for takes_burn_in in (True, False):
+        monkeypatch.setattr(type(policy.network), "takes_burn_in", takes_burn_in)
+        given = seen.clone().requires_grad_()
+        found, then = policy.unroll_heads(given, None, memory, starts, 4)
+        for head, one in found.items():
+            torch.testing.assert_close(one, whole[head][4:], rtol=0, atol=1e-6)
+        torch.testing.assert_close(then, after, rtol=0, atol=1e-6)
+        sum(one.square().sum() for one in found.values()).backward()
+        assert (given.grad[:4] == 0).all() and (given.grad[4:] != 0).any(-1).all()
+
+
 @pytest.mark.parametrize("has_critic_cell", [False, True])
 def test_an_lstm_is_torchs(has_critic_cell):
     """What nn.LSTM gives for each episode: one of 3 steps, that goes on from a memory, and one of 4 behind it."""
