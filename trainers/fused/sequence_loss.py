@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainers.algorithms.r2d2 import R2D2
     from trainers.replay.of_group import SampledSequences
 
-THREADS = 128
+THREADS = 256
 """Of a block."""
 
 

@@ -67,15 +67,20 @@ class GRU(nn.Module):
         Returns:
             By head [L - burn_in, N, numbers]; memory [N, memory_size] after the last step.
         """
-        inputs = [self.encode(self.trunk, observation)]
+        inputs = [self._encode_rows(self.trunk, observation)]
         cells = [self.cell]
         if self.critic_cell is not None:
-            inputs.append(self.encode(self.critic_trunk, observation if critic_input is None else critic_input))
+            inputs.append(self._encode_rows(self.critic_trunk, observation if critic_input is None else critic_input))
             cells.append(self.critic_cell)
         parts = memory.chunk(len(cells), dim=-1)
         kept = [self.walk(*one, starts, burn_in) for one in zip(cells, inputs, parts, strict=True)]
         hidden = [one if self.numbers_of_unit == 1 else one[..., : self.cell.hidden_size] for one in kept]
         return apply_heads(self, hidden[0], hidden[-1]), torch.cat([steps[-1] for steps in kept], dim=-1)
+
+    def _encode_rows(self, trunk: nn.ModuleList, seen: torch.Tensor) -> torch.Tensor:
+        """Of [L, N, features]. As rows, since an activation in place of what a layer gives as a view copies it twice on
+        the way back."""
+        return self.encode(trunk, seen.flatten(0, 1)).unflatten(0, seen.shape[:2])
 
     def _make_cell(self, num_in: int, size: int, generator: torch.Generator | None) -> nn.RNNCellBase:
         with torch.random.fork_rng(devices=()):  # as in `linear`
