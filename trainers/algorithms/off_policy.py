@@ -221,7 +221,7 @@ class OffPolicy(Algorithm):
             self._draw, self.batch = self.table.prepare_draw(self.batch_size)
         else:
             self.feed = self.table.feed(self.batch_size, config.tiers.ahead)
-            self._draw, self.batch = lambda: None, self.feed.batch  # `update` has each batch made
+            self._draw, self.batch = self.feed.use, self.feed.batch  # `calls` has each batch made
         has_holes = self.store.tiered is not None and self.store.tiered.division.has_holes
         self._all_count = group.active is None and self.batch.valid is None and not has_holes
         """Whether all that is drawn is learned from: no agent leaves, no sequence is cut short, no tier loses any."""

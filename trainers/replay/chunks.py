@@ -108,7 +108,7 @@ class Chunks:
             for one, parts in known.items():  # all ranks have files of the same steps
                 kept[one], ranges = _to_write(store, parts, 0 if files is None else files.settled)
             if files is None and (apart := _files_of(store)) is not None and self.world.size == 1:
-                ranges = without(ranges, apart.lost(store.num_steps_added))
+                ranges = without(ranges, apart.lost(store.num_steps_added, ranges))
             return ranges
 
         shared = self.shared(folder)
@@ -192,7 +192,8 @@ class Chunks:
             may_differ = () if cut is None else ("num_envs",)
             if differing := [key for key in now if was.get(key) != now[key] and key not in may_differ]:
                 key = differing[0]
-                told = f"{key} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
+                named = "num_slots, steps of an env by buffer_size," if key == "num_slots" else key
+                told = f"{named} was {shown(was.get(key))} in the run that was saved, and is {shown(now[key])}"
                 if key == "fields":
                     told = difference_of(was.get(key), now[key])
                 raise CheckpointError(f"{folder}: {name}'s {told} in this one. Leave it as it was. {EMPTY}")

@@ -18,6 +18,7 @@ from trainers.replay.selectors import Uniform
 from trainers.replay.storage import Layout, allocate, bytes_of
 from trainers.replay.tiered import pinned
 from trainers.replay.windows import Transitions, lanes_for, word_of
+from warpdrive.errors import ConfigError
 from warpdrive.function_manager import all_of
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Feed:
     """To be drawn before the next window comes in."""
     later: int = 0
     """To be drawn of what is there once it has."""
+    is_fresh: bool = False
+    """Whether nobody has used `batch` since it was taken."""
 
     def __post_init__(self) -> None:
         store, window = self.table.store, self.table.window
@@ -101,11 +104,14 @@ class Feed:
             number: of batches that will be taken before the next comes in.
             later: of those that will be taken then: uniform draws are made before, so that nobody waits for the first.
         """
+        self._forget_others()
         self.left, self.later = number - len(self.pending), later if self.crosses else 0
         self._draw_ahead()
 
     def take(self) -> None:
         """Fills `batch`."""
+        self._forget_others()
+        self.is_fresh = True
         if not self.pending:
             self._issue()
         slot = self.pending.pop(0)
@@ -125,6 +131,19 @@ class Feed:
         self._free += self.pending
         self.pending, self.left, self.later = [], 0, 0
 
+    def use(self) -> None:
+        """What learns from `batch` does, once after each `take`.
+
+        Raises:
+            ConfigError: it has before.
+        """
+        if self.tiered.side is not None and torch.cuda.is_current_stream_capturing():
+            return  # calls before have shown it
+        if not self.is_fresh:
+            told = "tiers: an update drew twice, and batches that are drawn ahead are one each"
+            raise ConfigError(f"{told}. Draw once in a phase named learn, use drawn() after it, or leave tiers out.")
+        self.is_fresh = False
+
     def adding(self, add: Call, number: int, later: int) -> Call:
         """A phase that adds a window, as `begin` is told."""
 
@@ -143,6 +162,11 @@ class Feed:
             return learn()
 
         return call
+
+    def _forget_others(self) -> None:
+        """What was drawn for other steps than are there now, as more or fewer batches were taken than was said."""
+        if self.pending and self.pending[0].head != self.store.num_steps_added:
+            self.forget()
 
     def _draw_ahead(self) -> None:
         while self._free and (self.left > 0 or self.later > 0):

@@ -7,7 +7,6 @@ A thread makes no call of CUDA: what it needs was copied to host memory before i
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -27,7 +26,7 @@ from trainers.replay.storage import Layout
 from trainers.replay.tiers import Division
 from trainers.run import disk
 from trainers.run.manifest import sum_of
-from trainers.run.tensor_file import header_of, write_tensors
+from trainers.run.tensor_file import mapped, write_tensors
 from warpdrive.errors import ConfigError, tell
 
 Rows = dict[str, torch.Tensor]
@@ -255,6 +254,7 @@ class Filed:
             for name in self._expired - live - listed:
                 try:
                     (self.folder / name).unlink(missing_ok=True)
+                    self.stamps.forget(self.folder / name)
                 except OSError as error:
                     left.add(name)
                     told = f"{self.folder / name}: is needed no more and cannot be removed: {error.strerror or error}"
@@ -304,8 +304,8 @@ class Filed:
             # Rows are void to numpy, which moves each as a whole; torch would byte by byte.
             into_rows = to.view(torch.uint8).numpy().reshape(-1).view(f"V{size}")
             of_rows, of_place = places[found].numpy(), place.numpy()
-            for mapped, begin, end in zip(maps, [0, *ends], ends, strict=False):
-                into_rows[of_rows[begin:end]] = mapped[name].view(f"V{size}").take(of_place[begin:end])
+            for found_there, begin, end in zip(maps, [0, *ends], ends, strict=False):
+                into_rows[of_rows[begin:end]] = found_there[name].view(f"V{size}").take(of_place[begin:end])
             self.bytes_read += len(found) * size
         return lost
 
@@ -325,13 +325,13 @@ class Filed:
             to.copy_(of[first // every - part.begin // every : last // every - part.begin // every])
         return found
 
-    def _mapped(self, part: Part) -> dict[str, np.ndarray] | None:
+    def _mapped(self, part: Part, reads: bool = False) -> dict[str, np.ndarray] | None:
         """By field, [bytes] uint8: memory that the kernel reads from the file as it is asked for. None:
         the file cannot be read any more, and its steps are lost."""
         path = self.folder / part.name
         with self._lock:
             known = self._maps.get(part.name)
-        if (why := self.stamps.why_other(self.folder, part)) is not None:
+        if (why := self.stamps.why_other(self.folder, part, reads)) is not None:
             if known and not path.exists():  # what was mapped can be read though it is removed
                 return known
             self.lose({part.name})
@@ -343,11 +343,7 @@ class Filed:
         for name, (shape, dtype) in self.layout.sizes()[0].items():
             every = self.layout.num_slots // shape[0]
             like[name] = torch.empty(((part.end - part.begin) // every, *shape[1:]), dtype=dtype, device="meta")
-        header, found = header_of(like), {}
-        whole = torch.from_file(str(path), shared=False, size=part.bytes, dtype=torch.uint8)
-        for name, said in json.loads(header[8:]).items():
-            begin, end = (len(header) + offset for offset in said["data_offsets"])
-            found[name] = whole[begin:end].numpy()
+        found = mapped(path, part.bytes, like)
         with self._lock:
             self._maps[part.name] = found
         return found
@@ -429,10 +425,14 @@ class Filed:
         """In files, of these steps."""
         return sum(max(0, min(part.end, end) - max(part.begin, first)) for part in self.parts)
 
-    def lost(self, head: int) -> list[tuple[int, int]]:
-        """Of `head` steps, those that are in memory no more and in no file."""
-        with self._lock:
-            parts = self.parts
+    def lost(self, head: int, needed: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Of `head` steps, those that are in memory no more and in no file. Files of those that are `needed` are read
+        before; what is not what was written is lost, and told."""
+        for part in self.parts:
+            if any(begin < part.end and part.begin < end for begin, end in needed):
+                self._mapped(part, reads=True)
+        self.poll()
+        parts = self.parts
         end, spans = self.division.warm_from(head), []
         at = min(self.division.first(head), end)
         for part in parts:

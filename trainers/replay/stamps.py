@@ -17,7 +17,8 @@ Stamp = tuple[int, int, int]
 
 class Stamps:
     """What files looked like when they were last known to be whole. Only one that looks otherwise is read again: who
-    rewrites a file leaves another stamp, while a disk that loses bits by itself is noticed by a resume alone."""
+    rewrites a file leaves another stamp, while a disk that loses bits by itself is noticed where files are read from
+    first to last: as steps are written from them elsewhere, and by a resume."""
 
     def __init__(self) -> None:
         self._known: dict[Path, Stamp] = {}
@@ -28,16 +29,21 @@ class Stamps:
             with contextlib.suppress(OSError):  # one that is gone is found missing later
                 self._known[folder / part.name] = _stamp(os.lstat(folder / part.name))
 
-    def why_other(self, folder: Path, part: Part) -> str | None:
-        """What is wrong with a file that is not what was written, if anything is."""
-        why, stamp = self._look(folder / part.name, part)
+    def why_other(self, folder: Path, part: Part, reads: bool = False) -> str | None:
+        """What is wrong with a file that is not what was written, if anything is. If it `reads` all of it, what a disk
+        lost by itself, too."""
+        why, stamp = self._look(folder / part.name, part, reads)
         if why is None:
             self._known[folder / part.name] = stamp
         return why
 
+    def forget(self, path: Path) -> None:
+        """Of a file that is to be there no more."""
+        self._known.pop(path, None)
+
     def why_harmed(self, folder: Path, parts: Iterable[Part]) -> dict[str, str]:
         """By name, what is wrong with files that are not what was written. Others are known by their stamps from now
-        on, and those that are not asked for are forgotten."""
+        on, and those of the folder that are not asked for are forgotten."""
         found, known = {}, {}
         for part in parts:
             path = folder / part.name
@@ -46,10 +52,10 @@ class Stamps:
                 known[path] = stamp
             else:
                 found[part.name] = why
-        self._known = known
+        self._known = {path: stamp for path, stamp in self._known.items() if path.parent != folder} | known
         return found
 
-    def _look(self, path: Path, part: Part) -> tuple[str | None, Stamp]:
+    def _look(self, path: Path, part: Part, reads: bool = False) -> tuple[str | None, Stamp]:
         try:
             seen = path.lstat()
         except OSError as error:
@@ -59,7 +65,7 @@ class Stamps:
             return "is no plain file any more", stamp
         if seen.st_size != part.bytes:
             return f"was changed since it was written: {seen.st_size} bytes of {part.bytes}", stamp
-        if self._known.get(path, stamp) == stamp:
+        if not reads and self._known.get(path, stamp) == stamp:
             return None, stamp
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:

@@ -107,6 +107,8 @@ class ReplayStore:
         of_rings, small = layout.sizes()
         division = division_of(layout, tiers)
         self._check_memory(layout, division)
+        if division is not None:
+            Tiered.check_room(layout, division)
         self.has_tiers = bool(tiers)
         """Whether any were given, though all may be on the device: then nothing but what they plan for is."""
         self.record = layout.record(self.has_tiers)

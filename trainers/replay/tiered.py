@@ -60,12 +60,6 @@ class Tiered:
     def __init__(self, layout: Layout, division: Division, hot: Rows, backend: Backend) -> None:
         self.layout, self.division, self.hot, self.backend = layout, division, hot, backend
         sizes = _sizes(layout.sizes()[0], division, division.warm)
-        free, needed = free_bytes(torch.device("cpu")), bytes_of(sizes)
-        if free is not None and needed > free:
-            raise MemoryShortError(
-                f"tiers.pinned: {needed / 2**30:.2f} GiB of pinned memory are needed, and {free / 2**30:.2f} GiB can "
-                "be had. Give pinned less, and files more."
-            )
         self.warm: Rows = {name: pinned(shape, dtype, backend, self) for name, (shape, dtype) in sizes.items()}
         self.side = torch.cuda.Stream(backend.device) if backend.name == "cuda" else None
         self._came_down: torch.cuda.Event | None = None
@@ -91,6 +85,17 @@ class Tiered:
         """Gives what the priorities of items that begin with these steps come to, [] on the device."""
         self.feeds: list[Any] = []
         """That have drawn ahead."""
+
+    @staticmethod
+    def check_room(layout: Layout, division: Division) -> None:
+        """Raises MemoryShortError where the host has less memory than is to be pinned."""
+        free = free_bytes(torch.device("cpu"))
+        needed = bytes_of(_sizes(layout.sizes()[0], division, division.warm))
+        if free is not None and needed > free:
+            raise MemoryShortError(
+                f"tiers.pinned: {needed / 2**30:.2f} GiB of pinned memory are needed, and {free / 2**30:.2f} GiB can "
+                "be had. Give pinned less, and files more."
+            )
 
     def drawn_from(self, drop: Callable, mass: Callable, by_priority: bool) -> None:
         """A table draws from the store, whose items go as steps are not admitted to files.

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
@@ -66,6 +67,20 @@ def write_tensors(
         for _ in parts if world.size > 1 else ():  # the others send on
             pass
         raise
+
+
+def mapped(path: Path, num_bytes: int, like: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """By name, [bytes] uint8 of a file that `write_tensors` wrote: memory that the kernel reads as it is asked for.
+
+    Args:
+        like: tensors as they were written, of any device.
+    """
+    header, found = header_of(like), {}
+    whole = torch.from_file(str(path), shared=False, size=num_bytes, dtype=torch.uint8)
+    for name, said in json.loads(header[8:]).items():
+        begin, end = (len(header) + offset for offset in said["data_offsets"])
+        found[name] = whole[begin:end].numpy()
+    return found
 
 
 def num_bytes_of(

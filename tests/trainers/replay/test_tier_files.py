@@ -15,9 +15,10 @@ from tiered_stores import NAME, NUM_WINDOWS, WINDOW, assert_same, bits, drawn, l
 from trainers.replay import chunks, file_tier
 from trainers.replay import store as store_module
 from trainers.replay.chunks import REPLAY, Chunks
+from trainers.replay.dataset import write_dataset
 from trainers.replay.selectors import Uniform
 from trainers.run import checkpoint
-from warpdrive.errors import ConfigError
+from warpdrive.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +164,57 @@ def test_a_save_drops_the_steps_of_a_file_that_was_changed_and_names_it(tmp_path
     for one in (ours, theirs):
         one["done"][12:16] = 0
     assert_same(ours, theirs)
+
+
+def flip(path, keeps_time: bool) -> None:
+    """A bit of its last bytes."""
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+    chunks.os.utime(path, ns=(0, before.st_mtime_ns if keeps_time else 0))
+
+
+def test_checkpoints_elsewhere_let_no_file_of_a_tier_be_forgotten(tmp_path, backend):
+    """One that somebody rewrites after two of them costs its steps as ever."""
+    kept, said = make(backend, tmp_path / "files"), []
+    files = kept.store.tiered.files
+    files.say = said.append
+    table, of_run = kept.store.table("all", Uniform(), WINDOW), Chunks({NAME: kept.store})
+    for _ in range(22):
+        kept.add()
+    for _ in range(2):
+        save(tmp_path / "run", kept, of_run)
+        kept.add()
+    files.flush()
+    part = files.parts[9]
+    flip(tmp_path / "files" / part.name, keeps_time=False)
+    weight = drawn(table, 40)["weight"]
+    assert (weight == 0.0).any() and not (weight == 0.0).all()
+    kept.add()
+    why = "was changed since it was written. Training goes on without its steps."
+    assert said == [f"warning: {tmp_path / 'files' / part.name}: {why}"]
+
+
+def test_bits_that_a_disk_lost_in_a_tiers_file_are_copied_nowhere(tmp_path, backend):
+    """Neither into a checkpoint elsewhere, which says that it has not these steps, nor into a dataset."""
+    kept, said = make(backend, tmp_path / "files"), []
+    files = kept.store.tiered.files
+    files.say = said.append
+    kept.store.table("all", Uniform(), WINDOW)
+    for _ in range(20):
+        kept.add()
+    files.flush()
+    part = files.parts[3]
+    flip(tmp_path / "files" / part.name, keeps_time=True)
+    place = save(tmp_path / "run", kept, Chunks({NAME: kept.store}))
+    assert checkpoint.load_checkpoint(place).replay[NAME].gaps == ((part.begin, part.end),)
+    why = "was changed since it was written. Training goes on without its steps."
+    assert said == [f"warning: {tmp_path / 'files' / part.name}: {why}"]
+    other = files.parts[5]
+    flip(tmp_path / "files" / other.name, keeps_time=True)
+    with pytest.raises(CheckpointError, match="admits all and lost no file"):
+        write_dataset(kept.store, tmp_path / "dataset")
+    assert not (tmp_path / "dataset").exists() and other not in files.parts
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_any_step_is_lost(tmp_path, backend):

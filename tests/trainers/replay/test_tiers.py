@@ -8,10 +8,13 @@ import pytest
 import torch
 from tiered_stores import NUM_WINDOWS, ROWS, WINDOW, assert_same, drawn, make, of_batch
 
+from trainers.errors import MemoryShortError
 from trainers.experience.field import Field
 from trainers.replay import feed as feed_module
 from trainers.replay import store as store_module
+from trainers.replay import tiered as tiered_module
 from trainers.replay.dataset import write_dataset
+from trainers.replay.records import Record
 from trainers.replay.selectors import Newest, Prioritized, Uniform, WithoutReplacement
 from trainers.replay.store import ReplayStore
 from trainers.replay.tiers import Device, File, Pinned
@@ -92,6 +95,59 @@ def test_draws_by_priority_are_as_old_as_they_are_made_ahead(backend, tmp_path):
         tables[1].update(feed.batch.index, learned[-1][1])
         weights.add(tuple(ours["weight"].tolist()))
     assert not feed.pending and len(weights) > 2
+
+
+def test_batches_that_are_not_taken_as_was_said_are_those_of_what_is_there(backend, tmp_path):
+    """More than were to be taken before the next window; and fewer than were said to be after it."""
+    whole, tiered = make(backend, tiers=False), make(backend, tmp_path)
+    draw, batch = whole.store.table("all", Uniform(), WINDOW).prepare_draw(9)
+    feed = tiered.store.table("all", Uniform(), WINDOW).feed(9, ahead=3)
+
+    def add():
+        whole.add()
+        tiered.add()
+
+    def take():
+        draw()
+        feed.take()
+        assert_same(of_batch(feed.batch), of_batch(batch))
+
+    for _ in range(12):
+        add()
+    feed.begin(2, 4)
+    for _ in range(5):
+        take()
+    add()
+    feed.begin(1, 3)
+    take()
+    add()
+    feed.begin(0, 2)
+    add()
+    feed.begin(2, 0)
+    for _ in range(2):
+        take()
+
+
+def test_a_batch_that_was_fetched_ahead_is_used_once(backend, tmp_path):
+    kept = make(backend, tmp_path)
+    feed = kept.store.table("all", Uniform(), WINDOW).feed(9, ahead=2)
+    for _ in range(12):
+        kept.add()
+    feed.begin(2)
+    for _ in range(2):
+        feed.take()
+        feed.use()
+    told = "tiers: an update drew twice, and batches that are drawn ahead are one each. Draw once in a phase named "
+    with pytest.raises(ConfigError, match=f"^{told}learn, use drawn\\(\\) after it, or leave tiers out\\.$"):
+        feed.use()
+
+
+def test_what_cannot_be_pinned_is_told_before_anything_is_allocated(backend, monkeypatch):
+    monkeypatch.setattr(tiered_module, "free_bytes", lambda device: 1)
+    monkeypatch.setattr(tiered_module, "pinned", lambda *_: pytest.fail("pinned"))
+    monkeypatch.setattr(Record, "allocate", lambda *_: pytest.fail("allocated"))
+    with pytest.raises(MemoryShortError, match=r"^tiers\.pinned: .* can be had\. Give pinned less, and files more\.$"):
+        make(backend)
 
 
 def drawable_steps(kept, table) -> set[int]:
