@@ -91,6 +91,7 @@ _PENDULUM = "Pendulum, {}, PPO with Gaussian actions, {:,} envs"
 _SPREAD = "MPE simple_spread {:,} x 3, {}"
 _MINATAR = "MinAtar Breakout, 16 3x3 and 128 with LayerNorms, PQN, {:,} envs"
 _DQN = "DQN of CartPole, 120 and 84 units, {} envs, {} at once, an update every step of the envs"
+_R2D2 = "R2D2 of memory_len, GRU of 128, 40 steps of burn-in and 80, 64 envs, {} sequences at once"
 _SAC = "SAC of Pendulum, 256x256, 1,024 envs, {} at once, {} every step of the envs"
 _SCALED = "the workload of P5 on {} GPUs, the same size on each"
 ROWS = (
@@ -143,6 +144,8 @@ ROWS = (
     _trained("Q6_4096", _MINATAR.format(4096), RATE, 30e6),
     _updated("Q8_256", _SAC.format("256", "an update"), 40_000),
     _updated("Q8_4096", _SAC.format("4,096", "8 updates"), 15_000),
+    _updated("Q10_32", _R2D2.format(32), 1_500),
+    _updated("Q10_128", _R2D2.format(128), 1_500),
     _stepped("W1", "3m", 4096, 27.3),
     _stepped("W1", "3m", 16384, 54.6),
     _stepped("W2", "3s5z", 4096, 102.4),
