@@ -23,7 +23,7 @@ from trainers import torch_later as torch
 from trainers.algorithms.algorithm import Figures, State
 from trainers.algorithms.dqn import best_actions, dqn_loss
 from trainers.algorithms.q_replay import Losses
-from trainers.algorithms.q_sequences import beside, unrolled
+from trainers.algorithms.q_sequences import unrolled_both
 from trainers.algorithms.r2d2 import R2D2, R2D2Config, rescaled, unscaled
 from warpdrive.config import Between, Count, Number, Positive
 
@@ -340,11 +340,7 @@ class NGU(R2D2):
         config: NGUConfig,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        given = batch.sequences, config
-        with torch.no_grad(), beside(target_policy) as meet:
-            of_target = unrolled(target_policy, target_policy.unroll_heads, *given)  # which remembers by itself
-        heads = unrolled(policy, policy.unroll_heads, *given)
-        meet()
+        heads, of_target = unrolled_both(policy, target_policy, batch.sequences, config, "unroll_heads")
         return cls.losses_of_arms(heads, of_target, batch, config)
 
     @classmethod

@@ -8,8 +8,8 @@ Source: Kapturowski et al. 2019, "Recurrent experience replay in distributed rei
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -148,34 +148,36 @@ class QSequences(QReplay):
         return super().priority_of(error, counts)
 
 
-def beside(policy: Policy) -> AbstractContextManager[Callable[[], None]]:
-    """Within, what kernels go through sequences for: a GPU may do so beside what comes after, until what this gives is
-    called."""
-    walk = getattr(getattr(policy, "network", None), "walk", None)
-    return walk.beside() if hasattr(walk, "beside") else nullcontext(lambda: None)
-
-
-def q_of_sequences(policy: Policy, batch: SampledSequences | TeamSequences, config: QSequencesConfig) -> torch.Tensor:
-    """[L + n_step, N, actions]: Q-values in the rows after the burn-in, whose gradient does not reach into it; of a
-    team N counts the agents of all its items."""
-    return unrolled(policy, policy.unroll_outputs, batch, config)
+def unrolled_both(
+    policy: Policy,
+    target_policy: Policy,
+    batch: SampledSequences | TeamSequences,
+    config: QSequencesConfig,
+    unroll: str = "unroll_outputs",
+) -> tuple[Any, Any]:
+    """`unrolled` of both networks, where gradients flow through the first alone. The target network remembers by
+    itself; where kernels go through its sequences, a GPU does so beside those of the other."""
+    walk = getattr(getattr(target_policy, "network", None), "walk", None)
+    with torch.no_grad(), walk.beside() if hasattr(walk, "beside") else nullcontext(lambda: None) as meet:
+        of_target = unrolled(target_policy, batch, config, unroll)
+    found = unrolled(policy, batch, config, unroll)
+    meet()
+    return found, of_target
 
 
 def unrolled(
-    policy: Policy,
-    unroll: Callable[..., tuple[Any, torch.Tensor]],
-    batch: SampledSequences | TeamSequences,
-    config: QSequencesConfig,
+    policy: Policy, batch: SampledSequences | TeamSequences, config: QSequencesConfig, unroll: str = "unroll_outputs"
 ) -> Any:
-    """What `unroll` gives first of the rows after the burn-in, whose gradient does not reach into it.
+    """[L + n_step, N, actions]: Q-values in the rows after the burn-in, whose gradient does not reach into it; of a
+    team N counts the agents of all its items.
 
     Args:
-        unroll: of the policy, one of those that give a memory last.
+        unroll: of the policy, what gives them, or something else, and a memory.
     """
     memory, starts = batch.memory, batch.starts
     if memory is None:
         memory = torch.zeros(starts.shape[1], policy.memory_size, device=starts.device, dtype=batch.reward.dtype)
-    found, _ = unroll(batch.observation, None, memory, starts, config.burn_in)
+    found, _ = getattr(policy, unroll)(batch.observation, None, memory, starts, config.burn_in)
     return found
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from trainers import torch_later as torch
 from trainers.algorithms.dqn import dqn_loss, dqn_target
 from trainers.algorithms.q_replay import Losses
-from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, beside, q_of_sequences
+from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, unrolled_both
 from trainers.settings.config import ModelConfig
 from warpdrive.config import Between, Count, Number, Positive
 from warpdrive.errors import ConfigError
@@ -161,11 +161,7 @@ class R2D2(QSequences):
     def go_back(self, batch: SampledSequences) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         if self._loss is None:
             return super().go_back(batch)
-        q_of = self.of_torch(q_of_sequences)
-        with torch.no_grad(), beside(self.target) as meet:
-            of_target = q_of(self.target, batch, self.config)
-        q = q_of(self.policy, batch, self.config)
-        meet()
+        q, of_target = self.of_torch(unrolled_both)(self.policy, self.target, batch, self.config)
         by_q, priority, figures = self._loss(q.detach(), of_target, batch)
         q.backward(by_q)
         return dict(zip(self._loss.FIGURES, figures.unbind(), strict=True)), priority
@@ -179,10 +175,7 @@ class R2D2(QSequences):
         config: R2D2Config,
         generator: torch.Generator | None = None,
     ) -> Losses:
-        with torch.no_grad(), beside(target_policy) as meet:
-            of_target = q_of_sequences(target_policy, batch, config)  # which remembers by itself
-        every, num = q_of_sequences(policy, batch, config), config.burn_in
-        meet()
+        (every, of_target), num = unrolled_both(policy, target_policy, batch, config), config.burn_in
         q = every[: config.length].gather(-1, batch.action[num:].unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
             mask, of_next = None if batch.mask is None else batch.mask[num:], (every.detach(), of_target)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from trainers import torch_later as torch
 from trainers.algorithms.dqn import dqn_loss, value_of_best
 from trainers.algorithms.q_replay import Losses
-from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, beside, q_of_sequences
+from trainers.algorithms.q_sequences import QSequences, QSequencesConfig, unrolled_both
 from trainers.algorithms.team_replay import TeamReplay, TeamReplayConfig
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
@@ -165,11 +165,9 @@ class VDN(TeamReplay, QSequences):
                 aim = team_target(learned["policy"], target["policy"], target["mixer"], batch, config.double)
         else:
             num, teams = config.burn_in, batch.action.shape[1:]
-            with torch.no_grad(), beside(target["policy"]) as meet:
-                of_target = q_of_sequences(target["policy"], batch, config).unflatten(1, teams)
-            every = q_of_sequences(learned["policy"], batch, config).unflatten(1, teams)
+            both = unrolled_both(learned["policy"], target["policy"], batch, config)
+            every, of_target = (one.unflatten(1, teams) for one in both)
             q = team_q_of_sequences(every, learned["mixer"], batch, num)
-            meet()
             with torch.no_grad():
                 of_next = (every.detach(), of_target, target["mixer"])
                 aim = team_target_of_sequences(*of_next, batch, num, config.double)

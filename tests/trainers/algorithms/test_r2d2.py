@@ -11,7 +11,7 @@ import torch
 from recurrent_cases import Recurrent
 
 from trainers.algorithms.q_learning import exponents_of_envs
-from trainers.algorithms.q_sequences import error_of_sequences, q_of_sequences
+from trainers.algorithms.q_sequences import error_of_sequences, unrolled
 from trainers.algorithms.r2d2 import R2D2, R2D2Config, r2d2_target, rescaled, unscaled
 from trainers.evaluation import Evaluation
 from trainers.replay.of_group import SampledSequences
@@ -209,7 +209,7 @@ def test_who_learns_remembers_what_who_played_did(make, name, env, period, every
         batch = algorithm.draw()
         with torch.no_grad():
             q, forgot = (
-                q_of_sequences(algorithm.policy, one, config) for one in (batch, replace(batch, memory=None))
+                unrolled(algorithm.policy, one, config) for one in (batch, replace(batch, memory=None))
             )
         differ += int((q != forgot).sum())
         if batch.mask is not None:

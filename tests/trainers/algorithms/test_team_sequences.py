@@ -8,7 +8,7 @@ import torch
 from recurrent_cases import Recurrent
 from torch import nn
 
-from trainers.algorithms.q_sequences import error_of_sequences, q_of_sequences
+from trainers.algorithms.q_sequences import error_of_sequences, unrolled
 from trainers.algorithms.qmix import QMIX, QMIXConfig
 from trainers.algorithms.vdn import VDN
 from trainers.networks.mixer import MonotoneMixer, Sum
@@ -115,7 +115,7 @@ def test_who_learns_remembers_what_who_played_did(make_trainer, period, every):
         batch = algorithm.draw()
         with torch.no_grad():
             q, forgot = (
-                q_of_sequences(algorithm.policy, one, algorithm.config) for one in (batch, replace(batch, memory=None))
+                unrolled(algorithm.policy, one, algorithm.config) for one in (batch, replace(batch, memory=None))
             )
         differ += int((q != forgot).sum())
         q = q.unflatten(1, batch.action.shape[1:])
