@@ -76,9 +76,9 @@ def by_torch(config: R2D2Config, q: torch.Tensor, target_q: torch.Tensor, batch:
 def test_derivatives_priorities_and_figures_are_torchs(backend, case, has_mask):
     config, q, target_q, batch = made(case, has_mask, backend.device)
     loss = loss_by_kernel(config, backend, q.shape[1])
-    expected = by_torch(config, q, target_q, batch)
-    for _ in range(2):  # and again: tickets are back at 0
-        by_q, priority, figures = loss(q, target_q, batch)
+    for given in (q, 0.5 - 2.0 * q):  # and again, with others: tickets are back at 0
+        expected = by_torch(config, given, target_q, batch)
+        by_q, priority, figures = loss(given, target_q, batch)
         assert by_q[config.length :].abs().sum() == 0 and by_q.count_nonzero() > 0
         torch.testing.assert_close(by_q.double(), expected[0], rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(priority.double(), expected[1], rtol=1e-5, atol=1e-6)
@@ -87,11 +87,12 @@ def test_derivatives_priorities_and_figures_are_torchs(backend, case, has_mask):
 
 
 def test_one_step_by_hand(backend):
-    """h(1 + 0.5 h^-1(1)) = h(2.5) = sqrt(3.5) - 1 at an epsilon of 0; what was done is worth 2."""
+    """h(1 + 0.5 h^-1(1)) = h(2.5) = sqrt(3.5) - 1 at an epsilon of 0; what was done is worth 2. Of two actions that the
+    network finds as good it takes the first."""
     config = R2D2Config(burn_in=0, length=1, period=1, n_step=1, value_rescaling=0.0)
     device, one = backend.device, torch.ones(1, 1, device=backend.device)
-    q = torch.tensor([[[2.0, 0.0]], [[0.0, 5.0]]], device=device)
-    target_q = torch.tensor([[[9.0, 9.0]], [[9.0, 1.0]]], device=device)
+    q = torch.tensor([[[2.0, 0.0]], [[5.0, 5.0]]], device=device)
+    target_q = torch.tensor([[[9.0, 9.0]], [[1.0, 9.0]]], device=device)
     batch = SampledSequences(
         observation=one, mask=None, starts=one, memory=None, action=one.long() * 0, reward=one, discount=one * 0.5,
         bootstrap=one.long(), valid=one, weight=torch.tensor([0.5], device=device),
@@ -101,6 +102,13 @@ def test_one_step_by_hand(backend):
     assert by_q.flatten().tolist() == pytest.approx([0.5 * distance, 0.0, 0.0, 0.0])
     assert priority.tolist() == pytest.approx([distance])
     assert figures.tolist() == pytest.approx([0.5 * 0.5 * distance**2, 2.0, distance])
+
+
+def test_where_no_step_counts_nothing_is_learned(backend):
+    config, q, target_q, batch = made({}, False, backend.device)
+    batch.weight.zero_()
+    for one in loss_by_kernel(config, backend, q.shape[1])(q, target_q, batch):
+        assert (one == 0.0).all()
 
 
 def test_a_value_that_is_no_number_is_one_of_the_gradient(backend):
