@@ -160,8 +160,10 @@ def unrolled_both(
     walk = getattr(getattr(target_policy, "network", None), "walk", None)
     with torch.no_grad(), walk.beside() if hasattr(walk, "beside") else nullcontext(lambda: None) as meet:
         of_target = unrolled(target_policy, batch, config, unroll)
-    found = unrolled(policy, batch, config, unroll)
-    meet()
+    try:
+        found = unrolled(policy, batch, config, unroll)
+    finally:
+        meet()
     return found, of_target
 
 

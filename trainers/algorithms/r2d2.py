@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from trainers import torch_later as torch
@@ -32,6 +33,10 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.replay.batch import Batch
     from trainers.replay.of_group import SampledSequences
     from trainers.replay.sequences import Sequences
+
+
+LOSS = ("losses_of", "losses_of_update", "weight_of", "priority_of")
+"""What says how R2D2 learns from sequences; an algorithm that says it otherwise learns by torch."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,8 @@ class R2D2(QSequences):
             raise ConfigError(f"{name} remembers nothing, and R2D2 learns by memory. Take gru, or DQN.")
         super().__init__(config, group, guard, seed)
         self._loss: SequenceLoss | None = None
-        if self.by_kernels and type(self).losses_of.__func__ is R2D2.losses_of.__func__:
+        own = (getattr_static(type(self), name) is not getattr_static(R2D2, name) for name in LOSS)
+        if self.by_kernels and not any(own):
             from trainers.fused.sequence_loss import SequenceLoss
 
             self._loss = SequenceLoss(self)

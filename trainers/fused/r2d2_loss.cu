@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) r2d2_loss(
             for (int i = 0; i < NUM_ACTIONS; ++i) {
                 if (HAS_MASK && !mask[row + i]) continue;
                 const float value = (DOUBLE ? q : target_q)[after + i];
-                if (best < 0 || value > largest) {
+                if (best < 0 || value > largest || value != value) {  // one that is no number is told
                     best = i;
                     largest = value;
                 }

@@ -49,7 +49,7 @@ class SequenceLoss:
         if learner.world.size > 1:
             number = learner.number_of(learner.weight_of(batch).sign()).view(1)
         self._has_mask, self._num_actions = batch.mask is not None, q.shape[-1]
-        by_q, priority, figures = torch.empty_like(q), torch.empty_like(batch.weight), q.new_empty(len(self.FIGURES))
+        by_q, priority, figures = q.new_empty(q.shape), torch.empty_like(batch.weight), q.new_empty(len(self.FIGURES))
         self._functions.prepare(
             "r2d2_loss", LaunchShape(learner.batch_size, (THREADS, 1)), q=q.contiguous(),
             target_q=target_q.contiguous(), mask=self._no_mask if batch.mask is None else batch.mask.contiguous(),

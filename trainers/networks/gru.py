@@ -27,8 +27,6 @@ class GRU(nn.Module):
     cell_type: type[nn.RNNCellBase] = nn.GRUCell
     numbers_of_unit = 1
     """That it remembers; the first of each is what other layers see."""
-    takes_burn_in = True
-    """Whether `unroll` does."""
     walk: Callable[[nn.RNNCellBase, torch.Tensor, torch.Tensor, torch.Tensor | None, int], torch.Tensor]
     """What goes through the steps of a sequence: `walk_by_steps`, or another that takes and gives the same."""
 

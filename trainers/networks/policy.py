@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,7 +158,7 @@ class Policy(nn.Module):
         seen = self._normalised(observation, critic_input)
         if not burn_in:
             return self.network.unroll(*seen, memory, starts)
-        if getattr(self.network, "takes_burn_in", False):
+        if "burn_in" in signature(self.network.unroll).parameters:
             return self.network.unroll(*seen, memory, starts, burn_in)
         (*first, starts_first), (*rest, starts_rest) = (
             [None if one is None else rows_of(one, rows) for one in (*seen, starts)]

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,24 +23,29 @@ class Stamps:
 
     def __init__(self) -> None:
         self._known: dict[Path, Stamp] = {}
+        self._lock = threading.Lock()  # a tier's writer notes and forgets while a checkpoint looks
 
     def note(self, folder: Path, parts: Iterable[Part]) -> None:
         """They are whole now: they were written, or read and summed up."""
         for part in parts:
             with contextlib.suppress(OSError):  # one that is gone is found missing later
-                self._known[folder / part.name] = _stamp(os.lstat(folder / part.name))
+                stamp = _stamp(os.lstat(folder / part.name))
+                with self._lock:
+                    self._known[folder / part.name] = stamp
 
     def why_other(self, folder: Path, part: Part, reads: bool = False) -> str | None:
         """What is wrong with a file that is not what was written, if anything is. If it `reads` all of it, what a disk
         lost by itself, too."""
         why, stamp = self._look(folder / part.name, part, reads)
         if why is None:
-            self._known[folder / part.name] = stamp
+            with self._lock:
+                self._known[folder / part.name] = stamp
         return why
 
     def forget(self, path: Path) -> None:
         """Of a file that is to be there no more."""
-        self._known.pop(path, None)
+        with self._lock:
+            self._known.pop(path, None)
 
     def why_harmed(self, folder: Path, parts: Iterable[Part]) -> dict[str, str]:
         """By name, what is wrong with files that are not what was written. Others are known by their stamps from now
@@ -52,7 +58,8 @@ class Stamps:
                 known[path] = stamp
             else:
                 found[part.name] = why
-        self._known = {path: stamp for path, stamp in self._known.items() if path.parent != folder} | known
+        with self._lock:
+            self._known = {path: stamp for path, stamp in self._known.items() if path.parent != folder} | known
         return found
 
     def _look(self, path: Path, part: Part, reads: bool = False) -> tuple[str | None, Stamp]:

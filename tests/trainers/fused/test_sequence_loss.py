@@ -111,9 +111,18 @@ def test_where_no_step_counts_nothing_is_learned(backend):
         assert (one == 0.0).all()
 
 
-def test_a_value_that_is_no_number_is_one_of_the_gradient(backend):
-    """Where the guard looks."""
-    config, q, target_q, batch = made({"huber_delta": 1.0}, False, backend.device)
-    q[:] = math.nan
+@pytest.mark.parametrize(("where", "double"), [("network", True), ("target network", True), ("target network", False)])
+def test_a_value_that_is_no_number_is_one_of_the_gradient(backend, where, double):
+    """Where the guard looks; also one of the last action alone."""
+    config, q, target_q, batch = made({"huber_delta": 1.0, "double": double}, False, backend.device)
+    (q if where == "network" else target_q)[..., -1] = math.nan
     by_q, _, figures = loss_by_kernel(config, backend, q.shape[1])(q, target_q, batch)
     assert by_q.isnan().any() and figures[0].isnan()
+
+
+def test_q_values_may_lie_as_they_like(backend):
+    config, q, target_q, batch = made({}, False, backend.device)
+    loss = loss_by_kernel(config, backend, q.shape[1])
+    apart = q.transpose(0, 2).contiguous().transpose(0, 2)
+    for ours, theirs in zip(loss(apart, target_q, batch), loss(q, target_q, batch), strict=True):
+        assert torch.equal(ours, theirs)

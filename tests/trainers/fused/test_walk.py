@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from trainers.algorithms.r2d2 import R2D2
 from trainers.fused import plan as fused
 from trainers.fused.limits import Limits
 from trainers.fused.plan import why_not_here
@@ -116,3 +117,29 @@ def test_learner_goes_through_its_sequences_by_kernels(tmp_path, device, monkeyp
         torch.cat([one.flatten() for one in run.algorithms["agent"].learned.parameters()]) for run in runs.values()
     )
     assert (ours - theirs).abs().max().item() < (1e-4 if device == "cpu" else 5e-3)
+
+
+class ByWeights(R2D2):
+    """Learns nothing, as it weighs all by 0."""
+
+    def weight_of(self, batch):
+        return 0.0 * super().weight_of(batch)
+
+
+def test_what_an_own_algorithm_says_of_its_loss_is_what_is_learned(tmp_path, device, monkeypatch):
+    """Its sequences by kernels, but not R2D2's own loss."""
+    monkeypatch.setattr(fused, "RUNS_ON_CPU", True)
+    own = {"algorithm": "R2D2", "batch_size": 4, "burn_in": 2, "length": 4, "period": 2, "buffer_size": 512}
+    own |= {"learning_starts": 64, "replay_ratio": 0.0625, "model": {"type": "gru", "fc_dims": [16], "memory_size": 16}}
+    settings = {"num_envs": 8, "train_batch_size": 64, "total_timesteps": 512, "device": device, "seed": 2}
+    config = read_config(
+        {"name": "cartpole", "trainer": settings, "policy": {"agent": own}, "saving": {"basedir": str(tmp_path)}}
+    )
+    object.__setattr__(config.trainer, "precision", fused.FULL_PRECISION if device == "cpu" else "bf16")
+    trainer = Trainer(config)
+    (learner,) = trainer.algorithms.values()
+    assert learner._loss is not None
+    given = (learner.config, learner.group, learner.guard)
+    for kind in (ByWeights, type("Static", (R2D2,), {"losses_of": staticmethod(R2D2.losses_of)})):
+        learner = kind(*given)
+        assert learner.by_kernels and learner._loss is None

@@ -116,14 +116,15 @@ def test_no_gradient_reaches_a_burn_in_also_of_a_network_that_knows_none(make_re
     starts = torch.rand(7, 3) < 0.3
     seen, memory, starts = (one.to(device) for one in (seen, memory, starts))
     whole, after = policy.unroll_heads(seen, None, memory, starts)
-    for takes_burn_in in (True, False):
-        monkeypatch.setattr(type(policy.network), "takes_burn_in", takes_burn_in)
+    unroll = policy.network.unroll
+    for one in (unroll, lambda *given: unroll(*given)):
+        monkeypatch.setattr(policy.network, "unroll", one)
         given = seen.clone().requires_grad_()
         found, then = policy.unroll_heads(given, None, memory, starts, 4)
-        for head, one in found.items():
-            torch.testing.assert_close(one, whole[head][4:], rtol=0, atol=1e-6)
+        for head, numbers in found.items():
+            torch.testing.assert_close(numbers, whole[head][4:], rtol=0, atol=1e-6)
         torch.testing.assert_close(then, after, rtol=0, atol=1e-6)
-        sum(one.square().sum() for one in found.values()).backward()
+        sum(numbers.square().sum() for numbers in found.values()).backward()
         assert (given.grad[:4] == 0).all() and (given.grad[4:] != 0).any(-1).all()
 
 

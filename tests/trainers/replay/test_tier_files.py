@@ -5,6 +5,7 @@ import errno
 import gc
 import itertools
 import shutil
+import sys
 import threading
 
 import pytest
@@ -12,11 +13,14 @@ import torch
 from programs import full_disk
 from tiered_stores import NAME, NUM_WINDOWS, WINDOW, assert_same, bits, drawn, load, make, of_batch, save, shared
 
+from trainers.errors import NotSavedError
 from trainers.replay import chunks, file_tier
 from trainers.replay import store as store_module
 from trainers.replay.chunks import REPLAY, Chunks
 from trainers.replay.dataset import write_dataset
+from trainers.replay.listing import Part
 from trainers.replay.selectors import Uniform
+from trainers.replay.stamps import Stamps
 from trainers.run import checkpoint
 from warpdrive.errors import CheckpointError, ConfigError
 
@@ -215,6 +219,56 @@ def test_bits_that_a_disk_lost_in_a_tiers_file_are_copied_nowhere(tmp_path, back
     with pytest.raises(CheckpointError, match="admits all and lost no file"):
         write_dataset(kept.store, tmp_path / "dataset")
     assert not (tmp_path / "dataset").exists() and other not in files.parts
+
+
+def test_a_file_that_changes_while_its_steps_are_copied_fails_the_save_and_the_next_is_without_it(
+    tmp_path, backend, monkeypatch
+):
+    kept, said = make(backend, tmp_path / "files"), []
+    files, of_run = kept.store.tiered.files, Chunks({NAME: kept.store})
+    files.say = said.append
+    for _ in range(20):
+        kept.add()
+    files.flush()
+    part, arguments = files.parts[3], (tmp_path / "run", 240, of_run.small(), {}, {}, 2)
+    prepare = chunks.Addition.prepare
+
+    def flip_and_prepare(addition, folder):  # its files were read through by then
+        flip(tmp_path / "files" / part.name, keeps_time=False)
+        prepare(addition, folder)
+
+    told = rf"step_000000000240: not saved: {part.name} was changed while its steps were copied\. The older"
+    with monkeypatch.context() as patched, pytest.raises(NotSavedError, match=told):
+        patched.setattr(chunks.Addition, "prepare", flip_and_prepare)
+        checkpoint.begin_checkpoint(*arguments, chunks=of_run)()
+    place = checkpoint.begin_checkpoint(*arguments, chunks=of_run)()
+    assert checkpoint.load_checkpoint(place).replay[NAME].gaps == ((part.begin, part.end),)
+
+
+def test_a_writer_notes_files_while_a_checkpoint_looks_at_them(tmp_path):
+    """Of a tier, whose thread writes on."""
+    stamps, parts = Stamps(), [Part(f"{n:04d}", n, n + 1, 1, "") for n in range(400)]
+    for part in parts:
+        (tmp_path / part.name).write_bytes(b"a")
+    stamps.note(tmp_path, parts)
+    ended, interval = threading.Event(), sys.getswitchinterval()
+
+    def write():
+        while not ended.is_set():
+            for part in parts:
+                stamps.forget(tmp_path / part.name)
+                stamps.note(tmp_path, [part])
+
+    thread = threading.Thread(target=write)
+    try:
+        sys.setswitchinterval(1e-6)
+        thread.start()
+        for _ in range(1000):
+            assert stamps.why_harmed(tmp_path / "elsewhere", []) == {}
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_any_step_is_lost(tmp_path, backend):
