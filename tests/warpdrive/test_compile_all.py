@@ -39,6 +39,10 @@ FUSED = {
     "by_layers.cu": {"FULL_PRECISION": False, "IS_TANH": True, "THREADS": 256, "NORM_EPS": 1e-5},
     "by_warpgroups.cu": {"FULL_PRECISION": False, "IS_TANH": True, "WARPS": 8},
     "layer_norm.cu": {"FULL_PRECISION": False, "NUM_NORMS": 2, "THREADS": 128},
+    "r2d2_loss.cu": {
+        "FULL_PRECISION": True, "NUM": 32, "BURN_IN": 40, "LENGTH": 80, "ROWS": 85, "NUM_ACTIONS": 5, "THREADS": 256,
+        "DOUBLE": True, "HAS_MASK": True, "RESCALES": True, "IS_OF_RANKS": False, "HUBER_DELTA": 1.0,
+    },
     "vtrace.cu": {"HAS_ACTIVE": True, "NUM_SEGMENTS": 8, "SEGMENT": 4},
     "sum_tree.cu": {
         "NUM_SLOTS": 1 << 27, "GROUP_SIZE": 1, "OF_AGENTS": False, "PERIOD": 1, "BEHIND": 0, "AHEAD": 1, "TABLE": 0,
