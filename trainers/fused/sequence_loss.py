@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +33,7 @@ class SequenceLoss:
         new = partial(torch.zeros, device=learner.device)
         self._sums, self._ticket = new(learner.batch_size * len(self.FIGURES)), new(1, dtype=torch.int32)
         self._nothing, self._no_mask = new(1), new(1, dtype=torch.bool)
-        self._has_mask, self._num_actions = False, 0
+        self._functions: FunctionManager | None = None
 
     def __call__(
         self, q: torch.Tensor, target_q: torch.Tensor, batch: SampledSequences
@@ -48,7 +48,8 @@ class SequenceLoss:
         learner, config, number = self.learner, self.learner.config, self._nothing
         if learner.world.size > 1:
             number = learner.number_of(learner.weight_of(batch).sign()).view(1)
-        self._has_mask, self._num_actions = batch.mask is not None, q.shape[-1]
+        if self._functions is None:
+            self._functions = self._compiled(q.shape[-1], batch.mask is not None)
         by_q, priority, figures = q.new_empty(q.shape), torch.empty_like(batch.weight), q.new_empty(len(self.FIGURES))
         self._functions.prepare(
             "r2d2_loss", LaunchShape(learner.batch_size, (THREADS, 1)), q=q.contiguous(),
@@ -60,14 +61,12 @@ class SequenceLoss:
         )()  # fmt: skip
         return by_q, priority, figures
 
-    @cached_property
-    def _functions(self) -> FunctionManager:
-        """Compiled when it is known what is seen."""
+    def _compiled(self, num_actions: int, has_mask: bool) -> FunctionManager:
         learner, config = self.learner, self.learner.config
         constants = {
             "NUM": learner.batch_size, "BURN_IN": config.burn_in, "LENGTH": config.length,
-            "ROWS": config.length + config.n_step, "NUM_ACTIONS": self._num_actions, "THREADS": THREADS,
-            "DOUBLE": config.double, "HAS_MASK": self._has_mask, "RESCALES": config.value_rescaling is not None,
+            "ROWS": config.length + config.n_step, "NUM_ACTIONS": num_actions, "THREADS": THREADS,
+            "DOUBLE": config.double, "HAS_MASK": has_mask, "RESCALES": config.value_rescaling is not None,
             "IS_OF_RANKS": learner.world.size > 1, "HUBER_DELTA": float(config.huber_delta or 0.0),
         }  # fmt: skip
         constants["FULL_PRECISION"] = True  # nothing here is of elements

@@ -168,16 +168,9 @@ class Policy(nn.Module):
             _, memory = self.network.unroll(*first, memory, starts_first)
         return self.network.unroll(*rest, memory, starts_rest)
 
-    def unroll_outputs(
-        self,
-        observation: Observation,
-        critic_input: torch.Tensor | None,
-        memory: torch.Tensor,
-        starts: torch.Tensor | None = None,
-        burn_in: int = 0,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`unroll` without the value, and without the steps of a burn-in."""
-        found, after = self.unroll_heads(observation, critic_input, memory, starts, burn_in)
+    def unroll_outputs(self, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs [L - burn_in, N, numbers] and memory, of what `unroll_heads` takes: `unroll` without the value."""
+        found, after = self.unroll_heads(*given)
         return self.algorithm.outputs(self, found), after
 
     def prepare_act(
