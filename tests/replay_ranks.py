@@ -23,6 +23,7 @@ from trainers.replay import store as of_store
 from trainers.replay.handover import Handover
 from trainers.replay.storage import bytes_of
 from trainers.replay.store import ReplayStore
+from trainers.run.checkpoint import load_checkpoint
 from trainers.run.checks import check_ranks_agree
 from trainers.settings.config import Config
 from trainers.settings.read_config import read_config
@@ -130,15 +131,11 @@ def all_go_back_where_one_finds_a_damaged_file(run: Path, folder: Path, device: 
     assert gone_back.iteration == ITERATIONS // 2, gone_back.iteration
 
 
-def tiers_are_each_ranks_own(folder: Path, device: str) -> None:
+def tiers_are_each_ranks_own(folder: Path, device: str) -> dict[str, object]:
     """Bits are those of stores that are all on the device; a run goes on with them; files lie apart."""
     whole = Trainer(config_for("tiers", 2, folder / "tiers", device, 2 * ITERATIONS), "device")
     whole.train()
-    layout = whole.stores["replay.tagger"].layout
-    of_rings, small = layout.sizes()
-    fixed = bytes_of({"done": of_rings.pop("done"), **small})
-    size = fixed + 3 * NUM_STEPS * bytes_of(of_rings) // layout.num_slots
-    tiers = {"policy__tagger__tiers": {"device": f"{size}B", "file": "1GB", "ahead": 2}}
+    tiers = {"policy__tagger__tiers": tiers_of(whole)}
     stopped = Trainer(config_for("tiers", 2, folder / "tiers", device, ITERATIONS + 3, **tiers), "tiers")
     stopped.train()
     more = config_for("tiers", 2, folder / "tiers", device, 2 * ITERATIONS, **tiers)
@@ -147,9 +144,48 @@ def tiers_are_each_ranks_own(folder: Path, device: str) -> None:
     files = resumed.stores["replay.tagger"].tiered.files
     assert files.bytes_read and files.folder.name == f"rank_{world().rank}", files
     assert len(list(files.folder.iterdir())) >= len(files.parts) > 0
-    there, here = (trainer.policies["tagger"].state_dict() for trainer in (whole, resumed))
-    for name, one in there.items():
-        assert torch.equal(one, here[name]), name
+    assert_same_policy(whole, resumed)
+    return tiers["policy__tagger__tiers"]
+
+
+def tiers_of(whole: Trainer) -> dict[str, object]:
+    """Three windows on the device, the others in files."""
+    layout = whole.stores["replay.tagger"].layout
+    of_rings, small = layout.sizes()
+    fixed = bytes_of({"done": of_rings.pop("done"), **small})
+    size = fixed + 3 * NUM_STEPS * bytes_of(of_rings) // layout.num_slots
+    return {"device": f"{size}B", "file": "1GB", "ahead": 2}
+
+
+def what_one_rank_lost_is_missing_in_its_part_of_a_checkpoint_alone(
+    tiers: dict[str, object], folder: Path, device: str
+) -> None:
+    """A file of the second's tier is rewritten before a checkpoint has its steps: who goes on does without it."""
+    changes = {"policy__tagger__tiers": tiers, "saving__model_params_save_freq": ITERATIONS + 1}
+    config = config_for("tiers", 2, folder / "lost", device, ITERATIONS + 4, **changes)
+    live = Trainer(config, "lost")
+    for _ in range(ITERATIONS):
+        live.iterate()
+    files = live.stores["replay.tagger"].tiered.files
+    files.flush()
+    part = files.parts[2]
+    if world().rank == 1:
+        path = files.folder / part.name
+        path.write_bytes(bytes([one ^ 4 for one in path.read_bytes()]))
+    live.train()
+    place = live.run.checkpoints / f"step_{40 * (ITERATIONS + 1):012d}"
+    first, second = (load_checkpoint(place).replay[name] for name in ("replay.tagger", "replay.tagger.rank_1"))
+    assert first.first <= part.begin, first
+    assert (first.gaps, second.gaps) == ((), ((part.begin, part.end),)), (first, second)
+    resumed = Trainer(config, resume=place)
+    resumed.train()
+    assert_same_policy(live, resumed)
+
+
+def assert_same_policy(one: Trainer, other: Trainer) -> None:
+    there, here = (trainer.policies["tagger"].state_dict() for trainer in (one, other))
+    for name, tensor in there.items():
+        assert torch.equal(tensor, here[name]), name
 
 
 def main(out: str, device: str) -> None:
@@ -160,7 +196,8 @@ def main(out: str, device: str) -> None:
         held = {name: one.contiguous() for name, one in held_by(trainer).items()}
         save_file(held, folder / f"{run}.{rank}.safetensors")
 
-    tiers_are_each_ranks_own(folder, device)
+    tiers = tiers_are_each_ranks_own(folder, device)
+    what_one_rank_lost_is_missing_in_its_part_of_a_checkpoint_alone(tiers, folder, device)
     trainer = Trainer(config_for("all there is", 2, folder / "all", device))
     trainer.train()
     keep("all there is", trainer)

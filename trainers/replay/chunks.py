@@ -19,8 +19,7 @@ import hashlib
 import json
 import mmap
 import os
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -41,8 +40,9 @@ from trainers.replay.listing import (
     remove_unlisted,
     without,
 )
-from trainers.replay.of_ranks import EMPTY, PENDING, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
+from trainers.replay.of_ranks import EMPTY, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
 from trainers.replay.resizing import store_of_size
+from trainers.replay.rows import files_of, like_of, ring_of, rows_of, small_tensors_of, step_bytes_of
 from trainers.replay.stamps import Stamps
 from trainers.replay.storage import why_not_kept
 from trainers.run import disk
@@ -77,7 +77,7 @@ class Chunks:
         self.parts: dict[str, tuple[Part, ...]] = {}
         """Of the newest checkpoint that is whole, by store and rank; on the first rank."""
         self.say: Callable[..., None] = lambda line, **how: tell(line)
-        self._rings = {name: _ring(store) for name, store in self.stores.items()}
+        self._rings = {name: ring_of(store) for name, store in self.stores.items()}
         self._stamps: dict[str, Stamps] = {}
         self._of_size: dict[str, ReplayStore] = {}
         """Stores of a checkpoint's size, for those that have another."""
@@ -91,32 +91,36 @@ class Chunks:
         heads = {name: one.num_steps_added for name, one in self.stores.items()}
         heads |= {name: one.num_steps for name, one in (listings or {}).items() if name in heads}
         stores = self.stores if listings is None else self.stores | self._of_size
-        return {name: _small(store, heads[name]) for name, store in stores.items()}
+        return {name: small_tensors_of(store, heads[name]) for name, store in stores.items()}
 
     def begin(self, folder: Path) -> Addition:
         """What a checkpoint in `folder` has to write."""
         kept: dict[str, tuple[Part, ...]] = {}
 
-        def ranges_of(name: str, store: ReplayStore) -> list[tuple[int, int]]:
+        def ranges_of(name: str, store: ReplayStore) -> Iterator[tuple[str, list[tuple[int, int]]]]:
             names, files = self.names(name), shared.get(name)
-            if self._rings[name]() is not _ring(store)():  # of another size, and its steps are counted anew
+            if self._rings[name]() is not ring_of(store)():  # of another size, and its steps are counted anew
                 self.parts.update(dict.fromkeys(names, ()))
-                self._rings[name] = _ring(store)
+                self._rings[name] = ring_of(store)
             if files is not None:
                 self.parts[name] = files.claim()
             known = self._whole(folder / REPLAY, names, store)
-            for one, parts in known.items():  # all ranks have files of the same steps
+            for one, parts in known.items():
                 kept[one], ranges = _to_write(store, parts, 0 if files is None else files.settled)
-            if files is None and (apart := _files_of(store)) is not None and self.world.size == 1:
-                ranges = without(ranges, apart.lost(store.num_steps_added, ranges))
-            return ranges
+                yield one, ranges
 
         shared = self.shared(folder)
-        found = self.world.first(lambda: {name: ranges_of(name, store) for name, store in self.stores.items()})
-        ranges = {name: [(begin, end) for begin, end in ones] for name, ones in found.items()}
-        tiers = {name: tiered.counted() for name, one in self.stores.items() if (tiered := one.tiered) is not None}
-        ranks = enumerate(self.world.gather(tiers))
-        counted = {name_on(name, rank): found for rank, ones in ranks for name, found in ones.items()}
+        ranges = self.world.first(lambda: dict(one for pair in self.stores.items() for one in ranges_of(*pair)))
+        lost, counted = {}, {}
+        for name, store in self.stores.items():
+            own = name_on(name, self.world.rank)
+            if store.tiered is not None:
+                counted[own] = store.tiered.counted()
+            if (files := files_of(store)) is not None and name not in shared:
+                lost[own] = files.lost(store.num_steps_added, ranges[own])
+        for of_rank, found in self.world.gather((lost, counted)):
+            counted |= found
+            ranges |= {own: without(ranges[own], spans) for own, spans in of_rank.items()}
         return Addition(self, ranges, kept, shared, counted)
 
     def _whole(self, folder: Path, names: Sequence[str], store: ReplayStore) -> dict[str, tuple[Part, ...]]:
@@ -144,12 +148,12 @@ class Chunks:
 
     def stamps_of(self, name: str) -> Stamps:
         """Of a store's files, of all ranks; a tier of files has its own."""
-        files = _files_of(self.stores[name])
+        files = files_of(self.stores[name])
         return self._stamps.setdefault(name, Stamps()) if files is None else files.stamps
 
     def shared(self, folder: Path) -> dict[str, Any]:
         """By store, the tier of files that lie among those of checkpoints in a folder."""
-        files = {name: _files_of(store) for name, store in self.stores.items()}
+        files = {name: files_of(store) for name, store in self.stores.items()}
         place = folder / REPLAY
         return {name: one for name, one in files.items() if one is not None and one.is_shared and one.folder == place}
 
@@ -165,8 +169,8 @@ class Chunks:
 
     def num_bytes(self, num_steps: int) -> int:
         """Of files, at most, after so many more steps of each env; and of what else ranks write themselves."""
-        most = {name: getattr(_files_of(one), "most_unwritten", one.num_slots) for name, one in self.stores.items()}
-        sizes = (min(num_steps, most[name]) * _step_bytes(store) for name, store in self.stores.items())
+        most = {name: getattr(files_of(one), "most_unwritten", one.num_slots) for name, one in self.stores.items()}
+        sizes = (min(num_steps, most[name]) * step_bytes_of(store) for name, store in self.stores.items())
         return self.world.size * sum(sizes) + self.bytes_of_others()
 
     def bytes_of_others(self) -> int:
@@ -197,13 +201,13 @@ class Chunks:
                 if key == "fields":
                     told = difference_of(was.get(key), now[key])
                 raise CheckpointError(f"{folder}: {name}'s {told} in this one. Leave it as it was. {EMPTY}")
-            if listing.gaps and _files_of(store) is None:
+            if listing.gaps and files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
             if cut is not None and store.tiered is not None:
                 told = f"{folder}: {name} was of another number of ranks, and tiers take over no other rank's envs"
                 raise CheckpointError(f"{told}. Leave num_gpus as it was. {EMPTY}")
             for part in listing.parts:
-                rows = _like(store, part.begin, part.end)
+                rows = like_of(store, part.begin, part.end)
                 rows = rows if cut is None else of_envs(rows, listing, "meta")
                 _check_tensors(folder / REPLAY, part, rows, store.bounds, are_finite)
 
@@ -216,7 +220,7 @@ class Chunks:
         for name, store, listing, cut in sources_of(self.stores, listings, self.world):
             if (tiered := store.tiered) is not None:
                 tiered.count_on_from(listing.counted)
-            if (files := _files_of(store)) is not None:
+            if (files := files_of(store)) is not None:
                 files.adopt(folder / REPLAY, listing.parts, listing.num_steps)
             fill(self._of_size.get(name, store), folder / REPLAY, listing, cut)
         moved = moved_stores(self.stores, listings, self.world)
@@ -246,7 +250,7 @@ class Addition:
     def __init__(
         self,
         chunks: Chunks,
-        ranges: Mapping[str, list[tuple[int, int]]],
+        ranges: Mapping[str, Sequence[Sequence[int]]],
         kept: Mapping[str, tuple[Part, ...]],
         shared: Mapping[str, Any],
         counted: Mapping[str, Mapping[str, float]] | None = None,
@@ -263,14 +267,16 @@ class Addition:
     @property
     def num_bytes(self) -> int:
         """That all ranks write."""
-        sizes = {name: sum(end - begin for begin, end in ranges) for name, ranges in self._ranges.items()}
-        of_steps = sum(size * _step_bytes(self._chunks.stores[name]) for name, size in sizes.items())
-        return self._chunks.world.size * of_steps + (self._chunks.bytes_of_others() if self else 0)
+        chunks, num_bytes = self._chunks, 0
+        for name, store in chunks.stores.items():
+            ranges = [steps for one in chunks.names(name) for steps in self._ranges.get(one, ())]
+            num_bytes += sum(end - begin for begin, end in ranges) * step_bytes_of(store)
+        return num_bytes + (chunks.bytes_of_others() if self else 0)
 
     @property
     def files(self) -> list[str]:
         """Of small tensors, which ranks write themselves."""
-        return [one for name in self._ranges for one in self._chunks.names(name)[1:]]
+        return [one for one in self._ranges if one not in self._chunks.stores]
 
     def prepare(self, folder: Path) -> None:
         """Makes room: what no checkpoint lists goes."""
@@ -282,10 +288,10 @@ class Addition:
         """Writes this rank's files into the folder of a checkpoint that is not whole yet."""
         rank = self._chunks.world.rank
         small = self._chunks.small() if rank else {}  # the first one's are among the checkpoint's own
-        for name, ranges in self._ranges.items():
+        for name, store in self._chunks.stores.items() if self else ():
             file = name_on(name, rank)
-            for begin, end in ranges:
-                write_tensors(beside / part_name(file, begin, end), _rows(self._chunks.stores[name], begin, end))
+            for begin, end in self._ranges[file]:
+                write_tensors(beside / part_name(file, begin, end), rows_of(store, begin, end))
             if rank:
                 write_tensors(beside / f"{file}.safetensors", small[name])
 
@@ -294,9 +300,9 @@ class Addition:
         first rank, of all."""
         found = {}
         with opened_folder(folder / REPLAY) as place:
-            for name, ranges in self._ranges.items():
+            for name in self._chunks.stores:
                 for one in self._chunks.names(name):
-                    parts = tuple(_moved(beside / part_name(one, *steps), place, *steps) for steps in ranges)
+                    parts = tuple(_moved(beside / part_name(one, *ones), place, *ones) for ones in self._ranges[one])
                     self._chunks.stamps_of(name).note(folder / REPLAY, parts)
                     parts = self._parts[one] = (*self._kept[one], *parts)
                     gaps = gaps_of(parts, *self._heads[name])
@@ -368,7 +374,7 @@ def fill(store: ReplayStore, folder: Path, listing: Listing, cut: Cut | None = N
     for tensor in store.tensors.values():
         tensor[listing.num_steps * len(tensor) // store.num_slots + 1 :].zero_()
     for part in listing.parts:
-        whole, rows = (_rows(store, begin, part.end) for begin in (part.begin, max(part.begin, listing.first)))
+        whole, rows = (rows_of(store, begin, part.end) for begin in (part.begin, max(part.begin, listing.first)))
         into = rows
         if cut is not None:
             whole, into = (of_envs(ones, listing, "cpu") for ones in (whole, rows))
@@ -392,9 +398,6 @@ def _moved(path: Path, place: int, begin: int, end: int) -> Part:
     return part
 
 
-# --------------------------------------------------------------------------------------------------- stores
-
-
 def _to_write(store: ReplayStore, known: Sequence[Part], settled: int) -> Plan:
     """What new files hold begins at `settled`, or later."""
     head, size = store.num_steps_added, store.steps_per_chunk
@@ -406,43 +409,3 @@ def _to_write(store: ReplayStore, known: Sequence[Part], settled: int) -> Plan:
         begin = max(first, opened[0].begin)
         kept = [part for part in kept if part not in opened]
     return tuple(kept), list(cut_at_chunks(begin, head, size, store.num_slots))
-
-
-def _rows(store: ReplayStore, begin: int, end: int) -> dict[str, torch.Tensor]:
-    """What is known of these steps: views, but for what lies in several tiers."""
-    if (tiered := store.tiered) is not None:
-        return tiered.rows(begin, end)
-    tensors, num_slots = store.tensors, store.num_slots
-    return {name: _rows_of(one, num_slots // len(one), begin, end) for name, one in tensors.items()}
-
-
-def _like(store: ReplayStore, begin: int, end: int) -> dict[str, torch.Tensor]:
-    """Tensors of their shapes."""
-    return _rows(store, begin, end) if store.tiered is None else store.tiered.like(begin, end)
-
-
-def _files_of(store: ReplayStore) -> Any:
-    return None if store.tiered is None else store.tiered.files
-
-
-def _rows_of(tensor: torch.Tensor, every: int, begin: int, end: int) -> torch.Tensor:
-    """Of a ring in which what is known every so many steps of step s lies in row s / every, counted around."""
-    first, last = -(-begin // every), -(-end // every)
-    row = first % len(tensor)
-    return tensor[row : row + last - first]
-
-
-def _small(store: ReplayStore, head: int) -> dict[str, torch.Tensor]:
-    found = {name: one for name, one in store.state().items() if name not in store.tensors}
-    return found | {f"{PENDING}{name}": one for name, one in _rows(store, head, head + 1).items()}
-
-
-def _ring(store: ReplayStore) -> weakref.ref[torch.Tensor]:
-    """By which a store's memory is known again, without holding it."""
-    return weakref.ref(next(iter(store.tensors.values())))
-
-
-def _step_bytes(store: ReplayStore) -> int:
-    if (tiered := store.tiered) is not None:
-        return tiered.division.step_bytes + tiered.division.done_bytes
-    return sum(one.nbytes for one in store.tensors.values()) // store.num_slots

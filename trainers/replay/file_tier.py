@@ -317,10 +317,10 @@ class Filed:
         with self._lock:
             parts = [part for part in self.parts if part.end > begin and part.begin < end]
         for part in parts:
-            if (mapped := self._mapped(part)) is None:  # zeros of it would get a sum as if they were its steps
+            if (there := self._mapped(part)) is None:  # zeros of it would get a sum as if they were its steps
                 raise OSError(f"{part.name} was changed while its steps were copied")
             first, last = max(begin, part.begin), min(end, part.end)
-            of = torch.from_numpy(mapped[name]).view(dtype).view(-1, *shape[1:])
+            of = torch.from_numpy(there[name]).view(dtype).view(-1, *shape[1:])
             to = found[first // every - begin // every : last // every - begin // every]
             to.copy_(of[first // every - part.begin // every : last // every - part.begin // every])
         return found

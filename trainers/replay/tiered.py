@@ -23,7 +23,7 @@ from trainers.run.free_memory import free_bytes
 from trainers.run.lock import FolderHold, hold_folder, inode_of
 from trainers.run.reading import check_folder
 from warpdrive.backends.base import Backend
-from warpdrive.errors import ConfigError
+from warpdrive.errors import ConfigError, tell_anyway
 
 if TYPE_CHECKING:
     from trainers.learning.distributed import World
@@ -288,7 +288,8 @@ class Tiered:
         owner = place if folder is not None else run.path
         began = inode_of(owner)
         self.files.files_in(place, name, is_shared)
-        self.files.say = lambda line: run.say(line, style="yellow")
+        say = run.say if not world.rank else lambda line, **_: tell_anyway(f"rank {world.rank}: {line}")
+        self.files.say = lambda line: say(line, style="yellow")
         self.files.is_in_place = lambda: inode_of(owner) == began
 
     def why_short(self) -> str | None:
