@@ -2,6 +2,7 @@
 
 python benchmarks/gpu_tests.py --jobs 13                        # those of a GPU
 python benchmarks/gpu_tests.py --jobs 13 --name without_pycuda  # in an environment that has none
+python benchmarks/gpu_tests.py --alone --name cuda_alone        # those beside which nothing runs: of several ranks, on 2 GPUs
 
 Tests are the same on a CPU and on a GPU, and named by the device; what is of no device is not run here. PyCUDA launches
 where it is there, else cuda.bindings. Exit code 1 if a test failed. CI has no GPU, so this is the record that they ran
@@ -42,8 +43,9 @@ def outcomes(junit: Path) -> dict[str, Any]:
 
 
 def run_tests(device: str, jobs: int, paths: Sequence[str], junit: Path, seconds: float | None) -> bool:
-    """Whether they came to their end in so many seconds."""
-    words = ["-q", "-n", str(jobs), "--dist", "worksteal", "-k", device, "-m", "not alone", f"--junitxml={junit}"]
+    """Whether they came to their end in so many seconds; 0 jobs: those that run alone."""
+    kind = ["-m", "not alone", "-n", str(jobs), "--dist", "worksteal"] if jobs else ["-m", "alone"]
+    words = ["-q", "-k", device, *kind, f"--junitxml={junit}"]
     tests = subprocess.Popen([sys.executable, "-m", "pytest", *words, *paths], cwd=ROOT)
     try:
         tests.wait(seconds)
@@ -58,6 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--jobs", type=int, default=4, help="processes")
+    parser.add_argument("--alone", action="store_true", help="those beside which nothing runs")
     parser.add_argument("--seconds", type=float, help="end after so many, with what ran by then")
     parser.add_argument("--name", help="of the report, after `tests_`; the device if not given")
     parser.add_argument("--out", type=Path, help="folder of the report")
@@ -66,7 +69,7 @@ def main() -> int:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder) / "tests.xml"
-        is_whole = run_tests(given.device, given.jobs, given.paths, junit, given.seconds)
+        is_whole = run_tests(given.device, 0 if given.alone else given.jobs, given.paths, junit, given.seconds)
         if not junit.is_file():
             print("pytest wrote no results: what it printed says why.", file=sys.stderr)
             return 1
