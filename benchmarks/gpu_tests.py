@@ -2,7 +2,7 @@
 
 python benchmarks/gpu_tests.py --jobs 13                        # those of a GPU
 python benchmarks/gpu_tests.py --jobs 13 --name without_pycuda  # in an environment that has none
-python benchmarks/gpu_tests.py --alone --name cuda_alone        # those beside which nothing runs: of several ranks, on 2 GPUs
+python benchmarks/gpu_tests.py --alone --name cuda_alone         # of several ranks, on 2 GPUs, and what else runs alone
 
 Tests are the same on a CPU and on a GPU, and named by the device; what is of no device is not run here. PyCUDA launches
 where it is there, else cuda.bindings. Exit code 1 if a test failed. CI has no GPU, so this is the record that they ran
