@@ -17,6 +17,8 @@ python benchmarks/off_policy.py --device cuda --rows Q1 Q2 trainer.precision=tf3
     Q10_32   R2D2 of memory_len, 64 envs, sequences of 40 steps of burn-in and 80, 5 rewards added up, batches of 32: an
              update every step of the envs
     Q10_128  the same with batches of 128
+    Q9       QMIX of SMAX 3m, 16 envs, a GRU of 512, batches of 32 sequences of 128 steps: 8 updates every 128 steps of
+             the envs
 """
 
 from __future__ import annotations
@@ -51,10 +53,12 @@ DQN = {
 SAC = {"algorithm": "SAC", "model": {"fc_dims": [256, 256], "activation": "relu"}, "buffer_size": 1 << 20}
 
 
-def _row(env: str, num_envs: int, num_steps: int, updates_a_step: float, policy: Mapping[str, Any]) -> dict[str, Any]:
+def _row(
+    env: str, num_envs: int, num_steps: int, updates_a_step: float, policy: Mapping[str, Any], group: str = "agent"
+) -> dict[str, Any]:
     sizes = {"num_envs": num_envs, "train_batch_size": num_envs * num_steps, "total_timesteps": 10**12}
     starts = {"learning_starts": 4 * max(num_envs, policy["batch_size"]), "replay_ratio": updates_a_step / num_envs}
-    return {"name": env, "trainer": sizes, "policy": {"agent": {**policy, **starts}}}
+    return {"name": env, "trainer": sizes, "policy": {group: {**policy, **starts}}}
 
 
 CONV = {
@@ -64,6 +68,10 @@ CONV = {
 R2D2 = {
     "algorithm": "R2D2", "burn_in": 40, "length": 80, "period": 40, "n_step": 5, "buffer_size": 64 * 4096,
     "model": {"fc_dims": [128], "memory_size": 128},
+}  # fmt: skip
+QMIX = {
+    "algorithm": "QMIX", "batch_size": 32, "burn_in": 0, "length": 128, "period": 128, "stored_state": False,
+    "buffer_size": 312 * 128 * 16, "model": {"type": "gru", "fc_dims": [512], "memory_size": 512}, "mixer_dim": 64,
 }  # fmt: skip
 SMALL, LARGE = {**DQN, "batch_size": 128, "buffer_size": 10_000}, {**DQN, "batch_size": 4096, "buffer_size": 1 << 20}
 ROWS = {
@@ -79,6 +87,7 @@ ROWS = {
     "Q7": _row("minatar_breakout", 10, 16, 10, CONV),
     "Q10_32": _row("memory_len", 64, 8, 1, {**R2D2, "batch_size": 32}),
     "Q10_128": _row("memory_len", 64, 8, 1, {**R2D2, "batch_size": 128}),
+    "Q9": _row("smax", 16, 128, 8 / 128, QMIX, "ally"),
 }
 
 
