@@ -34,8 +34,8 @@ from trainers.replay.listing import (
     cut_at_chunks,
     difference_of,
     first_step,
-    gaps_of,
     listing_to_json,
+    missing,
     part_name,
     remove_unlisted,
     without,
@@ -107,20 +107,24 @@ class Chunks:
             known = self._whole(folder / REPLAY, names, store)
             for one, parts in known.items():
                 kept[one], ranges = _to_write(store, parts, 0 if files is None else files.settled)
-                yield one, ranges
+                yield one, ranges if files is None else [*files.unwritten(store.num_steps_added), *ranges]
 
         shared = self.shared(folder)
         ranges = self.world.first(lambda: dict(one for pair in self.stores.items() for one in ranges_of(*pair)))
         lost, counted = {}, {}
-        for name, store in self.stores.items():
-            own = name_on(name, self.world.rank)
-            if store.tiered is not None:
-                counted[own] = store.tiered.counted()
-            if (files := files_of(store)) is not None and name not in shared:
-                lost[own] = files.lost(store.num_steps_added, ranges[own])
-        for of_rank, found in self.world.gather((lost, counted)):
-            counted |= found
-            ranges |= {own: without(ranges[own], spans) for own, spans in of_rank.items()}
+
+        def look_through_tiers() -> None:
+            for name, store in self.stores.items():
+                own, files = name_on(name, self.world.rank), files_of(store)
+                if files is not None and name not in shared:
+                    lost[own] = files.lost(store.num_steps_added, ranges[own])
+                if store.tiered is not None:
+                    counted[own] = store.tiered.counted()
+
+        self.world.together(look_through_tiers)
+        for lost_there, counted_there in self.world.gather((lost, counted)):
+            ranges |= {own: without(ranges[own], spans) for own, spans in lost_there.items()}
+            counted |= counted_there
         return Addition(self, ranges, kept, shared, counted)
 
     def _whole(self, folder: Path, names: Sequence[str], store: ReplayStore) -> dict[str, tuple[Part, ...]]:
@@ -201,11 +205,14 @@ class Chunks:
                 if key == "fields":
                     told = difference_of(was.get(key), now[key])
                 raise CheckpointError(f"{folder}: {name}'s {told} in this one. Leave it as it was. {EMPTY}")
+            if cut is not None and (store.tiered is not None or listing.gaps):
+                why = "files hold not all steps" if store.tiered is None else "tiers take over no other rank's envs"
+                told = f"{folder}: {name} was of another number of ranks, and {why}"
+                raise CheckpointError(f"{told}. Leave num_gpus as it was. {EMPTY}")
             if listing.gaps and files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
-            if cut is not None and store.tiered is not None:
-                told = f"{folder}: {name} was of another number of ranks, and tiers take over no other rank's envs"
-                raise CheckpointError(f"{told}. Leave num_gpus as it was. {EMPTY}")
+            if listing.gaps and (why := store.tiered.division.why_not_without(listing.gaps, listing.num_steps)):
+                raise CheckpointError(f"{folder}: {name}'s tiers: {why}. {EMPTY}")
             for part in listing.parts:
                 rows = like_of(store, part.begin, part.end)
                 rows = rows if cut is None else of_envs(rows, listing, "meta")
@@ -288,11 +295,11 @@ class Addition:
         """Writes this rank's files into the folder of a checkpoint that is not whole yet."""
         rank = self._chunks.world.rank
         small = self._chunks.small() if rank else {}  # the first one's are among the checkpoint's own
-        for name, store in self._chunks.stores.items() if self else ():
+        for name, store in self._chunks.stores.items():
             file = name_on(name, rank)
-            for begin, end in self._ranges[file]:
+            for begin, end in self._ranges.get(file, ()):
                 write_tensors(beside / part_name(file, begin, end), rows_of(store, begin, end))
-            if rank:
+            if file in self.files:
                 write_tensors(beside / f"{file}.safetensors", small[name])
 
     def finish(self, beside: Path, folder: Path) -> dict[str, Any]:
@@ -304,8 +311,9 @@ class Addition:
                 for one in self._chunks.names(name):
                     parts = tuple(_moved(beside / part_name(one, *ones), place, *ones) for ones in self._ranges[one])
                     self._chunks.stamps_of(name).note(folder / REPLAY, parts)
-                    parts = self._parts[one] = (*self._kept[one], *parts)
-                    gaps = gaps_of(parts, *self._heads[name])
+                    parts = self._parts[one] = tuple(sorted((*self._kept[one], *parts), key=lambda part: part.begin))
+                    num_steps, num_slots = self._heads[name]
+                    gaps = tuple(missing(parts, first_step(num_steps, num_slots), num_steps))
                     counted = self._counted.get(one, {})
                     found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps, counted)
             if any(self._ranges.values()):

@@ -86,7 +86,8 @@ def export_dataset(saved: Checkpoint, name: str, folder: Path) -> Listing:
         check_sums(place, saved.replay[one])
     listings = [saved.replay[one] for one in names]
     if len({(one.num_steps, *((part.begin, part.end) for part in one.parts)) for one in listings}) > 1:
-        raise CheckpointError(f"{saved.path}: the ranks of {name} held other steps. Use an older checkpoint.")
+        told = f"{saved.path}: the ranks of {name} have files of other steps, as the tier of one had lost some before"
+        raise CheckpointError(f"{told}. Use another checkpoint: an older one, or one of later.")
     try:
         small = joined_by_envs([of_steps(saved.tensors[one]) for one in names])
     except (KeyError, RuntimeError):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainers.replay.listing import Part, cut_at_chunks, listed_in, part_name
+from trainers.replay.listing import Part, cut_at_chunks, listed_in, missing, part_name, without
 from trainers.replay.stamps import Stamps
 from trainers.replay.storage import Layout
 from trainers.replay.tiers import Division
@@ -332,7 +332,7 @@ class Filed:
         with self._lock:
             known = self._maps.get(part.name)
         if (why := self.stamps.why_other(self.folder, part, reads)) is not None:
-            if known and not path.exists():  # what was mapped can be read though it is removed
+            if known and not reads and not path.exists():  # what was mapped can be read though it is removed
                 return known
             self.lose({part.name})
             self._troubles.append(f"{path}: {why}. Training goes on without its steps.")
@@ -410,9 +410,7 @@ class Filed:
 
     def restored(self, head: int) -> None:
         """The store has `head` steps now: what of them had come down far enough was settled."""
-        group = self.division.chunk * self.division.file.one_of
-        down = head - self.division.hot + 2 * self.division.num_steps
-        self.settled = max(0, down) // group * group
+        self.settled = self.division.settled_from(head)
 
     def forget(self) -> None:
         """Waits for the writer, and knows of no file."""
@@ -432,14 +430,14 @@ class Filed:
             if any(begin < part.end and part.begin < end for begin, end in needed):
                 self._mapped(part, reads=True)
         self.poll()
-        parts = self.parts
-        end, spans = self.division.warm_from(head), []
-        at = min(self.division.first(head), end)
-        for part in parts:
-            if at < min(part.begin, end):
-                spans.append((at, min(part.begin, end)))
-            at = max(at, part.end)
-        return spans + [(at, end)] * (at < end)
+        end = self.division.warm_from(head)
+        return missing(self.parts, min(self.division.first(head), end), end)
+
+    def unwritten(self, head: int) -> list[tuple[int, int]]:
+        """Of `head` steps, those in memory that belong into files and are in none: a disk had no room, or lost them."""
+        dropped = [(chunk * self.division.chunk, (chunk + 1) * self.division.chunk) for chunk in self.dropped]
+        begin = max(self.division.first(head), self.division.warm_from(head))
+        return without(missing(self.parts, begin, self.settled), dropped)
 
     def counters(self) -> Mapping[str, float]:
         return {

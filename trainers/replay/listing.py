@@ -48,11 +48,11 @@ class Listing:
     """That were added to it."""
     num_slots: int
     parts: tuple[Part, ...]
-    """In order, one beginning where another ends."""
+    """In order, one beginning where another ends, or a gap does."""
     layout: Mapping[str, Any]
     """Of the store, described."""
     gaps: tuple[tuple[int, int], ...] = ()
-    """Steps between them that a tier of files did not take, from one to another."""
+    """Steps between them that a tier of files did not take, or lost, from one to another."""
     counted: Mapping[str, float] = field(default_factory=dict)
     """What its tiers had counted so far, by the metric's name; {} without, and in older checkpoints."""
 
@@ -117,10 +117,14 @@ def _listing_of(value: Mapping[str, Any]) -> Listing:
     return found
 
 
-def gaps_of(parts: Sequence[Part], num_steps: int, num_slots: int) -> tuple[tuple[int, int], ...]:
-    ends = [first_step(num_steps, num_slots), *(part.end for part in parts)]
-    begins = [*(part.begin for part in parts), num_steps]
-    return tuple((end, begin) for end, begin in zip(ends, begins, strict=True) if begin > end)
+def missing(parts: Iterable[Part], begin: int, end: int) -> list[tuple[int, int]]:
+    """Of these steps those that no file has, from one to another; files are in order."""
+    spans = []
+    for part in parts:
+        if begin < min(part.begin, end):
+            spans.append((begin, min(part.begin, end)))
+        begin = max(begin, part.end)
+    return spans + [(begin, end)] * (begin < end)
 
 
 def cut_at_chunks(begin: int, end: int, size: int, num_slots: int) -> Iterator[tuple[int, int]]:

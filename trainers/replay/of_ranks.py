@@ -95,7 +95,7 @@ def sources_of(
         num_ranks = num_ranks_of(name, listings)
         ones = [listings[name_on(name, rank)] for rank in range(num_ranks)]
         if len({(one.num_steps, one.num_slots) for one in ones}) > 1:
-            raise CheckpointError(f"{name}: its ranks held other steps than each other. {WAYS_OUT}")
+            raise CheckpointError(f"{name}: its ranks held other numbers of steps. {WAYS_OUT}")
         if num_ranks == world.size:
             yield name, store, ones[world.rank], None
             continue

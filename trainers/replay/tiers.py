@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -289,6 +289,21 @@ class Division:
         if not self.chunk:
             return 0
         return -(-max(0, head - self.hot + 2 * self.num_steps - self.warm) // self.chunk) * self.chunk
+
+    def settled_from(self, head: int) -> int:
+        """Of steps before this one it was said whether they go into files: they have come to host memory."""
+        group = self.chunk * self.file.one_of
+        return max(0, head - self.hot + 2 * self.num_steps) // group * group
+
+    def why_not_without(self, gaps: Iterable[tuple[int, int]], head: int) -> str | None:
+        """Why these of `head` steps, from one to another, cannot be missing; None: they can. Those that are in memory
+        now must be what was not admitted, of which no table draws: a part of what is settled together."""
+        group, memory = self.chunk * self.file.one_of, self.warm_from(head)
+        for begin, end in gaps:
+            first = -(-max(begin, memory) // group) * group
+            if first + group <= end or end > max(memory, self.settled_from(head)):
+                return "steps that files lack would be in memory now. Give device and pinned no more than before"
+        return None
 
     def first(self, head: int) -> int:
         """The oldest step of the ring that is whole."""
