@@ -14,7 +14,11 @@ from trainers.fused.limits import Limits
 from trainers.fused.shape import to_tiles
 from warpdrive.function_manager import Constant
 
-MAX_UNITS = 256
+MAX_UNITS = 512
+MOST_OF_A_BLOCK = 256
+"""Units of a block on a GPU; more are those of a cluster."""
+CLUSTER = 8
+"""Blocks that share a cell then."""
 MOST_KEPT = 128
 """Units whose weights are in registers."""
 MAX_ROWS_AT_ONCE = 1 << 17
@@ -43,15 +47,20 @@ class CellPlan:
     """Whether the input came out of tanh."""
 
     @property
+    def split(self) -> int:
+        """Blocks that share the cell, each with a part of its units."""
+        return CLUSTER if self.units > MOST_OF_A_BLOCK and self.limits.capability is not None else 1
+
+    @property
     def threads(self) -> int:
-        return 2 * self.units
+        return 2 * self.units // self.split
 
     @cached_property
     def tiles(self) -> tuple[int, int]:
         """Of 16 rows: those of an item, and the items of a block. As few as keep all multiprocessors busy; as many as
         there is shared memory for."""
         blocks = self.limits.num_multiprocessors * self.blocks_at_once
-        wanted = -(-self.num_rows // (16 * blocks))
+        wanted = -(-self.num_rows // (16 * max(1, blocks // self.split)))
         fits = self.units <= MOST_OF_TWO_TILES and self.shared_bytes_of(2, 1) <= self._most_shared
         row_tiles = 2 if wanted > 1 and fits else 1
         items = -(-wanted // row_tiles)
@@ -87,7 +96,7 @@ class CellPlan:
         """From a row to the next, 16 bytes more than whole ones of 128: eight rows meet in no bank."""
         piece = 16 // self.element_bytes
         return {
-            "DELTA_PITCH": 4 * self.units + piece,
+            "DELTA_PITCH": (4 if self.in_width else 3) * self.units + piece,
             "IN_PITCH": self.in_width + piece,
             "HIDDEN_PITCH": self.units + piece,
             "STATE_PITCH": self.units + 4,
@@ -95,6 +104,7 @@ class CellPlan:
 
     @property
     def num_blocks(self) -> int:
+        """That go through sequences of their own: each `split` ones."""
         row_tiles, items = self.tiles
         return -(-self.num_rows // (16 * row_tiles * items))
 
@@ -118,6 +128,7 @@ class CellPlan:
         return {
             "FULL_PRECISION": self.element_bytes == 4,
             "UNITS": self.units,
+            "SPLIT": self.split,
             "ROW_TILES": row_tiles,
             "KEEPS": self.units <= MOST_KEPT,
             "IN_TILES": self.in_width // 16,
@@ -135,9 +146,11 @@ def with_input(plan: CellPlan, width: int, is_tanh: bool) -> CellPlan:
 
 def why_no_cell(units: int, limits: Limits, element_bytes: int) -> str | None:
     """Why the kernels cannot compute a cell of so many units, in words."""
-    if units % 16 or units > MAX_UNITS:
-        nearest = min(MAX_UNITS, -(-units // 16) * 16)
-        return f"its memory_size is {units}, not a multiple of 16 up to {MAX_UNITS}: {nearest} would do"
+    has_clusters = limits.capability is None or limits.capability >= (9, 0)
+    whole, most = (16, MOST_OF_A_BLOCK) if units <= MOST_OF_A_BLOCK or not has_clusters else (16 * CLUSTER, MAX_UNITS)
+    if units % whole or units > most:
+        nearest = min(most, -(-units // whole) * whole)
+        return f"its memory_size is {units}, not a multiple of {whole} up to {most}: {nearest} would do"
     if CellPlan(units, 1, limits, element_bytes, units).shared_bytes > limits.shared_bytes:
         return f"its memory_size is {units}, of which the shared memory of a block holds too little"
     return None

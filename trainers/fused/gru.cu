@@ -1,7 +1,8 @@
 // A gated recurrent unit through whole sequences, forwards and backwards, and one step of it for those who play.
 //
-// A block walks through the steps of some sequences. What it works on at once, an item, is one step of ROWS of them;
-// what the next one takes from global memory is on its way meanwhile.
+// A block walks through the steps of some sequences, or SPLIT of them do together, who tell each other their units. What
+// it works on at once, an item, is one step of ROWS of them; what the next one takes from global memory is on its way
+// meanwhile.
 //
 // Constants, besides those of layers/gru.cuh (cell.py makes them):
 //   DELTA_PITCH  elements from a row's deltas in shared memory to the next,
@@ -9,7 +10,10 @@
 //   IS_TANH      the activation that the input came out of: tanh, or else the positive part
 #include "layers/gru.cuh"
 
-static_assert(DELTA_PITCH >= 4 * UNITS && DELTA_PITCH % PIECE == 0, "rows of deltas meet");
+// Of gates n, r, z, q, those that are multiplied: n by the weights of the input alone.
+constexpr int FIRST_PART = IN_TILES > 0 ? 0 : 1;
+
+static_assert(DELTA_PITCH >= (4 - FIRST_PART) * UNITS && DELTA_PITCH % PIECE == 0, "rows of deltas meet");
 static_assert(STATE_PITCH >= UNITS && STATE_PITCH % 4 == 0, "rows of states meet");
 
 // One step of ROWS sequences: where they begin, and how many there are.
@@ -19,7 +23,7 @@ struct Item {
 };
 __device__ __forceinline__ Item item_of(int step, int number, int num_items, int num_rows)
 {
-    Item item = {step, number, (int)(blockIdx.x * num_items + number) * ROWS};
+    Item item = {step, number, (cell_index() * num_items + number) * ROWS};
     item.rows = max(0, min(ROWS, num_rows - item.first));
     item.place = (long long)step * num_rows + item.first;
     return item;
@@ -47,7 +51,7 @@ __device__ __forceinline__ Starts read_starts(const bool* starts, const Item& it
 //   hidden       [row, UNITS]  after the step                                               written
 //   num_rows
 //   memory_size, cell_start  units of all cells of the policy, and the first that is this one's
-extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_step(
+extern "C" __global__ void __launch_bounds__(THREADS) gru_step(
     const unsigned char* weights, const float* bias_input, const float* bias_hidden, const unsigned char* gates,
     const unsigned char* input, const unsigned char* input_weights, float* memory, unsigned char* hidden, int num_rows,
     int memory_size, int cell_start, bool remembers)
@@ -60,8 +64,9 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_step(
     const Weights<3 * TILES> recurrent(weights);
     const Biases bias(bias_input, bias_hidden);
     const int unit = first_unit();
+    if (SPLIT > 1) meet();  // all blocks have begun
 #pragma unroll 1
-    for (long long first = (long long)blockIdx.x * ROWS; first < num_rows; first += (long long)gridDim.x * ROWS) {
+    for (long long first = (long long)cell_index() * ROWS; first < num_rows; first += (long long)num_cells() * ROWS) {
         const int rows = min((long long)ROWS, num_rows - first);
         const Given given = read_gates((const Element*)gates + first * (3 * UNITS), 3 * UNITS, rows);
         fetch_input(inputs, (const Element*)input + first * INPUTS, rows);
@@ -69,10 +74,10 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_step(
         for_each_row([&](int row, int half) {
             before[half] = {0.0f, 0.0f, 0.0f, 0.0f};
             if (row < rows) before[half] = *(const Floats*)(memory + (first + row) * memory_size + cell_start + unit);
-            four_at(states + row * HIDDEN_PITCH + unit) = elements(before[half]);
+            share(states + row * HIDDEN_PITCH + unit, elements(before[half]));
         });
         wait_for_copies();
-        __syncthreads();
+        meet();
         const Sums sum = multiply_states(states, recurrent, bias, inputs, of_input);
         for_each_row([&](int row, int half) {
             if (row >= rows) return;
@@ -80,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_step(
             if (remembers) *(Floats*)(memory + (first + row) * memory_size + cell_start + unit) = found.after;
             four_at((Element*)hidden + (first + row) * UNITS + unit) = elements(found.after);
         });
-        __syncthreads();
+        meet();
     }
 }
 
@@ -98,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_step(
 //   num_rows, num_steps, num_items  the last: of a step of a block
 //   step_rows    agents of the group in all envs
 //   memory_size, cell_start  as above
-extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_forward(
+extern "C" __global__ void __launch_bounds__(THREADS) gru_forward(
     const unsigned char* weights, const float* bias_input, const float* bias_hidden, const float* memory,
     const int* order, const bool* starts, const unsigned char* input, const unsigned char* input_weights,
     unsigned char* gates, unsigned char* hidden, int num_rows, int num_steps, int num_items, int step_rows,
@@ -131,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_forward(
         if (item.step + 1 == num_steps) item.rows = 0;
         return read_starts(starts, item);
     };
+    if (SPLIT > 1) meet();  // all blocks have begun
     for (int number = 0; number < num_items; ++number) {
         const Item item = item_of(0, number, num_items, num_rows);
         for_each_row([&](int row, int half) {
@@ -141,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_forward(
                 before = *(const Floats*)(memory + from * memory_size + cell_start + unit);
                 four_at(all_hidden + (long long)(item.first + row) * UNITS + unit) = elements(before);
             }
-            four_at(states + (number * ROWS + row) * HIDDEN_PITCH + unit) = elements(before);
+            share(states + (number * ROWS + row) * HIDDEN_PITCH + unit, elements(before));
             *(Floats*)(exact + (number * ROWS + row) * STATE_PITCH + unit) = before;
         });
     }
@@ -160,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_forward(
             next_starts = read_next_starts(item);
         }
         wait_for_copies();
-        __syncthreads();
+        meet();
         if (k < last) fetch_item(k + 1, item);
         const int first = now.number * ROWS;
         const Element* before = states + ((now.step & 1) * all_rows + first) * HIDDEN_PITCH;
@@ -172,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_forward(
             const Four rounded = elements(found.after);
             const Floats nothing = {0.0f, 0.0f, 0.0f, 0.0f};
             *state = forgets.of[half] ? nothing : found.after;
-            four_at(after + row * HIDDEN_PITCH) = forgets.of[half] ? elements(nothing) : rounded;
+            share(after + row * HIDDEN_PITCH, forgets.of[half] ? elements(nothing) : rounded);
             if (row >= now.rows) return;
             Element* place = all_gates + (now.place + row) * (4 * UNITS) + unit;
             four_at(place) = elements(found.n);
@@ -182,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_forward(
             four_at(all_hidden + (now.place + num_rows + row) * UNITS + unit) = rounded;
         });
     }
+    if (SPLIT > 1) meet();  // none ends before the others told it their last units
 }
 
 // What the way back takes of an item: n, r, z, q, the state before, and the loss's derivatives by the state after.
@@ -203,14 +210,14 @@ struct Passed {
 //                  the input came out of, if there are IN_TILES                                      written
 //   bias_gradient  [block, 4 UNITS + INPUTS]  sums of those derivatives                              written
 //   num_rows, num_steps, num_items  as above
-extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_backward(
+extern "C" __global__ void __launch_bounds__(THREADS) gru_backward(
     const unsigned char* weights, const bool* starts, const unsigned char* delta, const unsigned char* input,
     const unsigned char* input_weights, unsigned char* gates, unsigned char* hidden, unsigned char* by_input,
     float* bias_gradient, int num_rows, int num_steps, int num_items)
 {
     extern __shared__ char shared[];
     Fragment* of_input = (Fragment*)shared;
-    Element* tiles = (Element*)(of_input + INPUT_FRAGMENTS);        // [2][ROWS][DELTA_PITCH]: by n, r, z, q
+    Element* tiles = (Element*)(of_input + INPUT_FRAGMENTS);        // [2][ROWS][DELTA_PITCH]: by FIRST_PART.., z, q
     fetch_input_weights(of_input, input_weights);
     float* carried = (float*)(tiles + 2 * ROWS * DELTA_PITCH);      // [num_items ROWS][STATE_PITCH]
     Element* all_gates = (Element*)gates;
@@ -242,6 +249,7 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_backward(
             *(Floats*)(carried + (number * ROWS + row) * STATE_PITCH + unit) = {0.0f, 0.0f, 0.0f, 0.0f};
         });
     }
+    if (SPLIT > 1) meet();  // all blocks have begun
     Floats by_bias[5] = {};
     const bool has_inputs = IN_TILES == TILES || unit < INPUTS;  // whether this warp has some of the input's columns
     wait_for_copies();
@@ -281,12 +289,12 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_backward(
             for (int part = 0; part < 4; ++part) {
                 const Four rounded = elements(by[part]);
                 Element* place = all_gates + (now.place + row) * (4 * UNITS) + part * UNITS + unit;
-                four_at(tile + row * DELTA_PITCH + part * UNITS + unit) = rounded;
+                if (part >= FIRST_PART) share(tile + row * DELTA_PITCH + (part - FIRST_PART) * UNITS + unit, rounded);
                 if (row < now.rows) four_at(place) = rounded;
             }
             if (forgets.of[half]) four_at(all_hidden + (now.place + row) * UNITS + unit) = elements({});
         });
-        __syncthreads();
+        meet();
         Four gave[2 * ROW_TILES];  // what the slopes are of
         for_each_row([&](int row, int half) {
             if (IN_TILES == 0 || !has_inputs || row >= now.rows) return;
@@ -300,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_backward(
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r) {
                 Pair a[4];
-                load_rows(a, tile + r * 16 * DELTA_PITCH + 16 * i, DELTA_PITCH);
+                load_rows(a, tile + r * 16 * DELTA_PITCH + 16 * (i - FIRST_PART * TILES), DELTA_PITCH);
                 if (by_input_weights) {
                     const Fragment b = mine[i * 32];
                     multiply(to_input[r][0], a, b.pair[0], b.pair[1]);
@@ -346,6 +354,6 @@ extern "C" __global__ void __launch_bounds__(2 * UNITS) gru_backward(
         float whole = by_bias[i / 4].of[i % 4];
         for (int flip = 4; flip < 32; flip *= 2) whole += __shfl_xor_sync(ALL_LANES, whole, flip);
         const bool is_there = lane_index() < 4 && (i < 16 || has_inputs);
-        if (is_there) bias_gradient[blockIdx.x * (4 * UNITS + INPUTS) + i / 4 * UNITS + unit + i % 4] = whole;
+        if (is_there) bias_gradient[cell_index() * (4 * UNITS + INPUTS) + i / 4 * UNITS + unit + i % 4] = whole;
     }
 }

@@ -33,8 +33,12 @@ class CellKernels:
     """
 
     def __init__(self, plan: CellPlan, backend: Backend) -> None:
-        self.plan = plan
-        self._functions = FunctionManager(None, KERNELS / "gru.cu", plan.constants, backend=backend)
+        self.plan, text = plan, (KERNELS / "gru.cu").read_text()
+        if plan.split > 1:
+            text = text.replace(" __launch_bounds__", f" __cluster_dims__({plan.split}, 1, 1) __launch_bounds__")
+        self._functions = FunctionManager(
+            None, text, plan.constants, backend=backend, include_folders=[KERNELS], name="<fused gru>"
+        )
 
     def prepare_forward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
         plan = self.plan
@@ -47,15 +51,15 @@ class CellKernels:
     def prepare_step(self, num_rows: int, remembers: bool, **arrays: torch.Tensor) -> Call:
         plan, constants = self.plan, self.plan.constants
         rows = 16 * constants["ROW_TILES"]
-        blocks = min(-(-num_rows // rows), plan.limits.num_multiprocessors * plan.blocks_at_once)
+        blocks = min(-(-num_rows // rows), max(1, plan.limits.num_multiprocessors * plan.blocks_at_once // plan.split))
         elements = plan.input_elements + rows * (constants["HIDDEN_PITCH"] + constants["IN_PITCH"])
-        shape = LaunchShape(blocks, (plan.threads, 1), elements * plan.element_bytes)
+        shape = LaunchShape(blocks * plan.split, (plan.threads, 1), elements * plan.element_bytes)
         of_memory = {"memory_size": plan.memory_size, "cell_start": plan.first, "remembers": remembers}
         return self._functions.prepare("gru_step", shape, num_rows=num_rows, **of_memory, **arrays)
 
     def _prepare(self, kernel: str, num_rows: int, num_steps: int, **arrays: torch.Tensor | int) -> Call:
         plan = self.plan
-        shape = LaunchShape(plan.num_blocks, (plan.threads, 1), plan.shared_bytes)
+        shape = LaunchShape(plan.num_blocks * plan.split, (plan.threads, 1), plan.shared_bytes)
         _, num_items = plan.tiles
         counts = {"num_rows": num_rows, "num_steps": num_steps, "num_items": num_items}
         return self._functions.prepare(kernel, shape, **counts, **arrays)

@@ -185,6 +185,8 @@ CASES = [
     (Case(64, 37, 2), FULL),
     (Case(128, 9, 2), FULL),
     (Case(256, 3, 2), HALF),
+    (Case(512, 3, 3), HALF),  # by a cluster of blocks on a GPU
+    (Case(384, 20, 2), HALF),
     (Case(64, 37, 2, in_width=64), FULL),
     (Case(48, 20, 9, in_width=16), HALF),
     (Case(16, 20, 32), HALF),

@@ -52,7 +52,8 @@ def angle(found, expected):
 @pytest.mark.parametrize(
     ("num_steps", "num_rows", "width", "units", "has_starts", "burn_in"),
     [(7, 5, 12, 16, True, 0), (7, 5, 12, 16, True, 3), (2, 1, 3, 32, True, 1), (9, 37, 20, 64, False, 0)]
-    + [(9, 37, 20, 64, False, 5), (85, 32, 128, 128, True, 0), (125, 32, 128, 128, True, 40)],
+    + [(9, 37, 20, 64, False, 5), (85, 32, 128, 128, True, 0), (125, 32, 128, 128, True, 40)]
+    + [(129, 96, 512, 512, True, 0), (40, 2000, 30, 384, True, 7)],
 )
 def test_walk_gives_what_torch_gives_step_by_step(device, num_steps, num_rows, width, units, has_starts, burn_in):
     if device == "cpu" and units > 64:

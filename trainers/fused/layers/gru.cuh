@@ -7,7 +7,8 @@
 // each 16, for which gru_pack.cu orders the columns of B. Recurrent weights stay in registers, if it KEEPS them.
 //
 // Constants:
-//   UNITS         of the cell, a multiple of 16; a block has a warp for each 16
+//   UNITS         of the cell
+//   SPLIT         blocks that share them: a cluster, each with a warp for 16 of its units
 //   ROW_TILES     of 16 rows
 //   KEEPS         whether weights stay in registers: up to 128 units
 //   IN_TILES      of the input; 0: its products are given
@@ -17,18 +18,20 @@
 #include "tensor_core.cuh"
 
 constexpr int TILES = UNITS / 16;  // of a state
+constexpr int THREADS = 2 * UNITS / SPLIT;
 constexpr int ROWS = 16 * ROW_TILES;
 constexpr int PIECE = 16 / (int)sizeof(Element);  // elements that are loaded at once
 constexpr int INPUTS = 16 * IN_TILES;
 constexpr int INPUT_FRAGMENTS = 3 * TILES * IN_TILES * 32;
 
-static_assert(UNITS % 16 == 0, "units are not whole tiles");
+static_assert(UNITS % (16 * SPLIT) == 0, "units of a block are not whole tiles");
+static_assert(SPLIT == 1 || (SPLIT <= 8 && !KEEPS && IN_TILES == 0), "a portable cluster has 8 blocks at most");
 static_assert(HIDDEN_PITCH >= UNITS && HIDDEN_PITCH % PIECE == 0, "rows of states meet");
 static_assert(IN_PITCH >= INPUTS && IN_PITCH % PIECE == 0, "rows of inputs meet");
 static_assert(IN_TILES <= TILES, "a warp has 16 columns of the input's delta, at most");
 
 // Times that a loop over weights is unrolled; products by shuffles would take the compiler long.
-constexpr int SOME_UNROLLED = HAS_TENSOR_CORES ? 2 : 1;
+constexpr int SOME_UNROLLED = !HAS_TENSOR_CORES ? 1 : SPLIT > 1 ? 8 : 2;  // few warps ask for much at once
 template <int COUNT>
 constexpr int UNROLLED = HAS_TENSOR_CORES && KEEPS ? COUNT : SOME_UNROLLED;
 
@@ -86,10 +89,59 @@ __device__ __forceinline__ const Four& four_at(const Element* place)
     return *(const Four*)place;
 }
 
+// Which warp of the cell this is, of all its blocks; and which cell of the grid, of how many.
+__device__ __forceinline__ int warp_of_cell()
+{
+    return (blockIdx.x % SPLIT * THREADS + threadIdx.x) >> 5;
+}
+__device__ __forceinline__ int cell_index()
+{
+    return blockIdx.x / SPLIT;
+}
+__device__ __forceinline__ int num_cells()
+{
+    return gridDim.x / SPLIT;
+}
+
 // The first of the four units that a lane has.
 __device__ __forceinline__ int first_unit()
 {
-    return 16 * (threadIdx.x >> 5) + 4 * (lane_index() & 3);
+    return 16 * warp_of_cell() + 4 * (lane_index() & 3);
+}
+
+// Waits for all threads of the cell: what they shared is there.
+__device__ __forceinline__ void meet()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (SPLIT > 1) {
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        return;
+    }
+#endif
+    __syncthreads();
+}
+
+// Writes a place of shared memory, in all blocks of the cell.
+__device__ __forceinline__ void share(Element* place, const Four& four)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (SPLIT > 1) {
+        const unsigned own = (unsigned)__cvta_generic_to_shared(place);
+        const unsigned long long* words = (const unsigned long long*)&four;
+#pragma unroll
+        for (int block = 0; block < SPLIT; ++block) {
+            unsigned there;
+            asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(block));
+#pragma unroll
+            for (int i = 0; i < (int)sizeof(Four) / 8; ++i) {
+                asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(there + 8 * i), "l"(words[i]) : "memory");
+            }
+        }
+        return;
+    }
+#endif
+    four_at(place) = four;
 }
 
 // Calls each(row, half) for the rows of an item that a lane has.
@@ -117,7 +169,7 @@ struct Weights {
 
     __device__ __forceinline__ Weights(const unsigned char* weights)
     {
-        place = (const Fragment*)weights + (threadIdx.x >> 5) * (COUNT * 32) + lane_index();
+        place = (const Fragment*)weights + warp_of_cell() * (COUNT * 32) + lane_index();
         if constexpr (KEEPS) {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) kept[i] = place[i * 32];
@@ -130,14 +182,14 @@ struct Weights {
 __device__ __forceinline__ void fetch_input_weights(Fragment* shared, const unsigned char* weights)
 {
     constexpr int PIECES = INPUT_FRAGMENTS * (int)sizeof(Fragment) / 16;
-    for (int i = threadIdx.x; i < PIECES; i += 2 * UNITS) start_copy((Bytes16*)shared + i, (const Bytes16*)weights + i);
+    for (int i = threadIdx.x; i < PIECES; i += THREADS) start_copy((Bytes16*)shared + i, (const Bytes16*)weights + i);
 }
 
 // Rows of inputs, likewise.
 __device__ __forceinline__ void fetch_input(Element* shared, const Element* input, int rows)
 {
     constexpr int PIECES = INPUTS / PIECE;
-    for (int i = threadIdx.x; i < rows * PIECES; i += 2 * UNITS) {
+    for (int i = threadIdx.x; i < rows * PIECES; i += THREADS) {
         const int row = i / PIECES;
         const int column = i % PIECES * PIECE;
         start_copy((Bytes16*)(shared + row * IN_PITCH + column), (const Bytes16*)(input + row * INPUTS + column));
