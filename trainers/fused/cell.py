@@ -19,6 +19,8 @@ MOST_OF_A_BLOCK = 256
 """Units of a block on a GPU; more are those of a cluster."""
 CLUSTER = 8
 """Blocks that share a cell then."""
+KEPT_OF_CLUSTER = 34
+"""Pieces of 16 x 16 weights that a warp of these has in registers; the others are in shared memory."""
 MOST_KEPT = 128
 """Units whose weights are in registers."""
 MAX_ROWS_AT_ONCE = 1 << 17
@@ -84,7 +86,19 @@ class CellPlan:
         state = 4 * rows * items * pitches["STATE_PITCH"]
         there = 2 * rows * (items * pitches["HIDDEN_PITCH"] + pitches["IN_PITCH"])
         back = 2 * rows * pitches["DELTA_PITCH"]
-        return self.element_bytes * (max(there, back) + self.input_elements) + state
+        return self.element_bytes * (max(there, back) + self.input_elements + self.shared_weights) + state
+
+    @property
+    def kept(self) -> int:
+        """Pieces of 16 x 16 weights that a warp has in registers."""
+        if self.split > 1:
+            return KEPT_OF_CLUSTER
+        return 3 * self.units // 16 if self.units <= MOST_KEPT else 0
+
+    @property
+    def shared_weights(self) -> int:
+        """Recurrent weights that a block has in shared memory."""
+        return (3 * self.units // 16 - self.kept) * 256 * (self.threads // 32) if self.split > 1 else 0
 
     @property
     def input_elements(self) -> int:
@@ -99,7 +113,7 @@ class CellPlan:
             "DELTA_PITCH": (4 if self.in_width else 3) * self.units + piece,
             "IN_PITCH": self.in_width + piece,
             "HIDDEN_PITCH": self.units + piece,
-            "STATE_PITCH": self.units + 4,
+            "STATE_PITCH": self.units // self.split + 4,
         }
 
     @property
@@ -130,7 +144,7 @@ class CellPlan:
             "UNITS": self.units,
             "SPLIT": self.split,
             "ROW_TILES": row_tiles,
-            "KEEPS": self.units <= MOST_KEPT,
+            "KEPT": self.kept,
             "IN_TILES": self.in_width // 16,
             "IS_TANH": self.is_tanh,
             **self._pitches,

@@ -6,15 +6,18 @@
 //
 // Constants, besides those of layers/gru.cuh (cell.py makes them):
 //   DELTA_PITCH  elements from a row's deltas in shared memory to the next,
-//   STATE_PITCH  and floats from its state
+//   STATE_PITCH  and floats from its state, of the block's units
 //   IS_TANH      the activation that the input came out of: tanh, or else the positive part
 #include "layers/gru.cuh"
 
 // Of gates n, r, z, q, those that are multiplied: n by the weights of the input alone.
 constexpr int FIRST_PART = IN_TILES > 0 ? 0 : 1;
 
+// Sums of the deltas' products that do not wait for each other: a gate's each, where registers have room.
+constexpr int CHAINS = UNROLLS && ROW_TILES == 1 ? 3 : 1;
+
 static_assert(DELTA_PITCH >= (4 - FIRST_PART) * UNITS && DELTA_PITCH % PIECE == 0, "rows of deltas meet");
-static_assert(STATE_PITCH >= UNITS && STATE_PITCH % 4 == 0, "rows of states meet");
+static_assert(STATE_PITCH >= UNITS / SPLIT && STATE_PITCH % 4 == 0, "rows of states meet");
 
 // One step of ROWS sequences: where they begin, and how many there are.
 struct Item {
@@ -58,10 +61,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_step(
 {
     extern __shared__ char shared[];
     Fragment* of_input = (Fragment*)shared;
-    Element* states = (Element*)(of_input + INPUT_FRAGMENTS);  // [ROWS][HIDDEN_PITCH]
+    Element* states = (Element*)(of_input + SHARED_FRAGMENTS);  // [ROWS][HIDDEN_PITCH]
     Element* inputs = states + ROWS * HIDDEN_PITCH;            // [ROWS][IN_PITCH]
     fetch_input_weights(of_input, input_weights);
-    const Weights<3 * TILES> recurrent(weights);
+    const Weights recurrent(weights, of_input + INPUT_FRAGMENTS);
     const Biases bias(bias_input, bias_hidden);
     const int unit = first_unit();
     if (SPLIT > 1) meet();  // all blocks have begun
@@ -112,15 +115,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_forward(
     extern __shared__ char shared[];
     const int all_rows = num_items * ROWS;
     Fragment* of_input = (Fragment*)shared;
-    Element* inputs = (Element*)(of_input + INPUT_FRAGMENTS);  // [2][ROWS][IN_PITCH]
+    Element* inputs = (Element*)(of_input + SHARED_FRAGMENTS);  // [2][ROWS][IN_PITCH]
     Element* states = inputs + 2 * ROWS * IN_PITCH;  // [2][all_rows][HIDDEN_PITCH], before a step, and after it
     fetch_input_weights(of_input, input_weights);
     float* exact = (float*)(states + 2 * all_rows * HIDDEN_PITCH);  // [all_rows][STATE_PITCH]
     Element* all_gates = (Element*)gates;
     Element* all_hidden = (Element*)hidden;
-    const Weights<3 * TILES> recurrent(weights);
+    const Weights recurrent(weights, of_input + INPUT_FRAGMENTS);
     const Biases bias(bias_input, bias_hidden);
-    const int unit = first_unit();
+    const int unit = first_unit(), own_unit = first_of_block();
     const int last = num_steps * num_items - 1;
     const auto item_at = [&](int k) { return item_of(k / num_items, k % num_items, num_items, num_rows); };
     const auto read_item = [&](const Item& item) {
@@ -148,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_forward(
                 four_at(all_hidden + (long long)(item.first + row) * UNITS + unit) = elements(before);
             }
             share(states + (number * ROWS + row) * HIDDEN_PITCH + unit, elements(before));
-            *(Floats*)(exact + (number * ROWS + row) * STATE_PITCH + unit) = before;
+            *(Floats*)(exact + (number * ROWS + row) * STATE_PITCH + own_unit) = before;
         });
     }
     Item item = item_at(0);
@@ -173,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_forward(
         const Sums sum = multiply_states(before, recurrent, bias, input_at(k), of_input);
         Element* after = states + ((~now.step & 1) * all_rows + first) * HIDDEN_PITCH + unit;
         for_each_row([&](int row, int half) {
-            Floats* state = (Floats*)(exact + (first + row) * STATE_PITCH + unit);
+            Floats* state = (Floats*)(exact + (first + row) * STATE_PITCH + own_unit);
             const Stepped found = step_row(sum, given, half, *state);
             const Four rounded = elements(found.after);
             const Floats nothing = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -217,13 +220,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_backward(
 {
     extern __shared__ char shared[];
     Fragment* of_input = (Fragment*)shared;
-    Element* tiles = (Element*)(of_input + INPUT_FRAGMENTS);        // [2][ROWS][DELTA_PITCH]: by FIRST_PART.., z, q
+    Element* tiles = (Element*)(of_input + SHARED_FRAGMENTS);       // [2][ROWS][DELTA_PITCH]: by FIRST_PART.., z, q
     fetch_input_weights(of_input, input_weights);
     float* carried = (float*)(tiles + 2 * ROWS * DELTA_PITCH);      // [num_items ROWS][STATE_PITCH]
     Element* all_gates = (Element*)gates;
     Element* all_hidden = (Element*)hidden;
-    const Weights<3 * TILES> recurrent(weights);
-    const int unit = first_unit();
+    const Weights recurrent(weights, of_input + INPUT_FRAGMENTS);
+    const int unit = first_unit(), own_unit = first_of_block();
     const int last = num_steps * num_items - 1;
     const auto item_at = [&](int k) {
         return item_of(num_steps - 1 - k / num_items, k % num_items, num_items, num_rows);
@@ -246,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_backward(
     };
     for (int number = 0; number < num_items; ++number) {
         for_each_row([&](int row, int half) {
-            *(Floats*)(carried + (number * ROWS + row) * STATE_PITCH + unit) = {0.0f, 0.0f, 0.0f, 0.0f};
+            *(Floats*)(carried + (number * ROWS + row) * STATE_PITCH + own_unit) = {0.0f, 0.0f, 0.0f, 0.0f};
         });
     }
     if (SPLIT > 1) meet();  // all blocks have begun
@@ -265,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_backward(
             next_starts = read_starts(starts, item_at(k + 1));
         }
         Element* tile = tiles + (k & 1) * (ROWS * DELTA_PITCH);
-        float* carried_to = carried + now.number * ROWS * STATE_PITCH + unit;
+        float* carried_to = carried + now.number * ROWS * STATE_PITCH + own_unit;
         for_each_row([&](int row, int half) {
             const Floats n = floats(passed.of[half][0]), r = floats(passed.of[half][1]);
             const Floats z = floats(passed.of[half][2]), q = floats(passed.of[half][3]);
@@ -302,7 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_backward(
         });
         // Tiles of n, r, z by the weights of the input; of r, z, q by those of the state.
         float to_input[ROW_TILES][2][4] = {};
-        float to_state[ROW_TILES][2][4] = {};
+        float to_state[CHAINS][ROW_TILES][2][4] = {};
         const Fragment* mine = of_input + (threadIdx.x >> 5) * (3 * TILES * 32) + lane_index();
         const auto add = [&](int i, bool by_input_weights, bool by_weights) {
 #pragma unroll
@@ -316,8 +319,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_backward(
                 }
                 if (by_weights) {
                     const Fragment b = recurrent[i - TILES];
-                    multiply(to_state[r][0], a, b.pair[0], b.pair[1]);
-                    multiply(to_state[r][1], a, b.pair[2], b.pair[3]);
+                    float(&two)[2][4] = to_state[i / TILES % CHAINS][r];
+                    multiply(two[0], a, b.pair[0], b.pair[1]);
+                    multiply(two[1], a, b.pair[2], b.pair[3]);
                 }
             }
         };
@@ -344,9 +348,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_backward(
             }
             if (now.step == 0 || forgets.of[half]) return;
             Floats& later = *(Floats*)(carried_to + row * STATE_PITCH);
-            const Floats more = sums_of(to_state[half / 2], half);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) later.of[i] += more.of[i];
+            for (int chain = 0; chain < CHAINS; ++chain) {
+                const Floats more = sums_of(to_state[chain][half / 2], half);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) later.of[i] += more.of[i];
+            }
         });
     }
 #pragma unroll

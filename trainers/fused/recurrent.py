@@ -52,7 +52,8 @@ class CellKernels:
         plan, constants = self.plan, self.plan.constants
         rows = 16 * constants["ROW_TILES"]
         blocks = min(-(-num_rows // rows), max(1, plan.limits.num_multiprocessors * plan.blocks_at_once // plan.split))
-        elements = plan.input_elements + rows * (constants["HIDDEN_PITCH"] + constants["IN_PITCH"])
+        elements = rows * (constants["HIDDEN_PITCH"] + constants["IN_PITCH"])
+        elements += plan.input_elements + plan.shared_weights
         shape = LaunchShape(blocks * plan.split, (plan.threads, 1), elements * plan.element_bytes)
         of_memory = {"memory_size": plan.memory_size, "cell_start": plan.first, "remembers": remembers}
         return self._functions.prepare("gru_step", shape, num_rows=num_rows, **of_memory, **arrays)

@@ -4,13 +4,14 @@
 // made here, too, out of weights in shared memory.
 //
 // A warp computes 16 units of all gates for ROWS rows; a lane has four neighbouring units of the rows g and g + 8 of
-// each 16, for which gru_pack.cu orders the columns of B. Recurrent weights stay in registers, if it KEEPS them.
+// each 16, for which gru_pack.cu orders the columns of B. Recurrent weights stay in registers, KEPT fragments of a lane;
+// where blocks share a cell the others stay in shared memory.
 //
 // Constants:
 //   UNITS         of the cell
 //   SPLIT         blocks that share them: a cluster, each with a warp for 16 of its units
 //   ROW_TILES     of 16 rows
-//   KEEPS         whether weights stay in registers: up to 128 units
+//   KEPT          fragments of the recurrent weights that a lane holds in registers: all, or none, but where blocks share
 //   IN_TILES      of the input; 0: its products are given
 //   IN_PITCH      elements from a row's input in shared memory to the next
 //   HIDDEN_PITCH  elements from a row's state in shared memory to the next
@@ -23,17 +24,22 @@ constexpr int ROWS = 16 * ROW_TILES;
 constexpr int PIECE = 16 / (int)sizeof(Element);  // elements that are loaded at once
 constexpr int INPUTS = 16 * IN_TILES;
 constexpr int INPUT_FRAGMENTS = 3 * TILES * IN_TILES * 32;
+constexpr int WEIGHTS = 3 * TILES;  // fragments of a lane
+constexpr int SHARED_WEIGHTS = SPLIT > 1 ? WEIGHTS - KEPT : 0;  // of these, in shared memory
+constexpr int SHARED_FRAGMENTS = INPUT_FRAGMENTS + SHARED_WEIGHTS * THREADS;
 
 static_assert(UNITS % (16 * SPLIT) == 0, "units of a block are not whole tiles");
-static_assert(SPLIT == 1 || (SPLIT <= 8 && !KEEPS && IN_TILES == 0), "a portable cluster has 8 blocks at most");
+static_assert(SPLIT == 1 || (SPLIT <= 8 && IN_TILES == 0), "a portable cluster has 8 blocks at most");
+static_assert(KEPT == WEIGHTS || KEPT == 0 || SPLIT > 1, "who keeps a part of the weights has the others nowhere");
 static_assert(HIDDEN_PITCH >= UNITS && HIDDEN_PITCH % PIECE == 0, "rows of states meet");
 static_assert(IN_PITCH >= INPUTS && IN_PITCH % PIECE == 0, "rows of inputs meet");
 static_assert(IN_TILES <= TILES, "a warp has 16 columns of the input's delta, at most");
 
 // Times that a loop over weights is unrolled; products by shuffles would take the compiler long.
-constexpr int SOME_UNROLLED = !HAS_TENSOR_CORES ? 1 : SPLIT > 1 ? 8 : 2;  // few warps ask for much at once
+constexpr int SOME_UNROLLED = HAS_TENSOR_CORES ? 2 : 1;
+constexpr bool UNROLLS = HAS_TENSOR_CORES && KEPT > 0;
 template <int COUNT>
-constexpr int UNROLLED = HAS_TENSOR_CORES && KEEPS ? COUNT : SOME_UNROLLED;
+constexpr int UNROLLED = UNROLLS ? COUNT : SOME_UNROLLED;
 
 // What a lane holds of two neighbouring tiles of B.
 struct alignas(16) Fragment {
@@ -103,10 +109,14 @@ __device__ __forceinline__ int num_cells()
     return gridDim.x / SPLIT;
 }
 
-// The first of the four units that a lane has.
+// The first of the four units that a lane has: of the cell's, and of its block's.
 __device__ __forceinline__ int first_unit()
 {
     return 16 * warp_of_cell() + 4 * (lane_index() & 3);
+}
+__device__ __forceinline__ int first_of_block()
+{
+    return 16 * (threadIdx.x >> 5) + 4 * (lane_index() & 3);
 }
 
 // Waits for all threads of the cell: what they shared is there.
@@ -161,21 +171,33 @@ __device__ __forceinline__ Floats sums_of(const float (&sum)[2][4], int half)
     return {sum[0][lower], sum[0][lower + 1], sum[1][lower], sum[1][lower + 1]};
 }
 
-// The recurrent weights of a warp, [number][lane]: in registers, or read again and again.
-template <int COUNT>
+// The recurrent weights of a warp, [number][lane]: in registers, in shared memory, or read again and again.
+//   shared  SHARED_WEIGHTS fragments of each thread, on their way there until `wait_for_copies`
 struct Weights {
     const Fragment* place;
-    Fragment kept[KEEPS ? COUNT : 1];
+    const Fragment* rest;
+    Fragment kept[KEPT > 0 ? KEPT : 1];
 
-    __device__ __forceinline__ Weights(const unsigned char* weights)
+    __device__ __forceinline__ Weights(const unsigned char* weights, Fragment* shared)
     {
-        place = (const Fragment*)weights + warp_of_cell() * (COUNT * 32) + lane_index();
-        if constexpr (KEEPS) {
+        place = (const Fragment*)weights + warp_of_cell() * (WEIGHTS * 32) + lane_index();
+        Fragment* mine = shared + (threadIdx.x >> 5) * (SHARED_WEIGHTS * 32) + lane_index();
+        rest = mine;
+#pragma unroll 1
+        for (int i = 0; i < SHARED_WEIGHTS; ++i) {
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) kept[i] = place[i * 32];
+            for (int piece = 0; piece < (int)sizeof(Fragment) / 16; ++piece) {
+                start_copy((Bytes16*)(mine + i * 32) + piece, (const Bytes16*)(place + (KEPT + i) * 32) + piece);
+            }
         }
+#pragma unroll
+        for (int i = 0; i < KEPT; ++i) kept[i] = place[i * 32];
     }
-    __device__ __forceinline__ Fragment operator[](int i) const { return KEEPS ? kept[KEEPS ? i : 0] : place[i * 32]; }
+    __device__ __forceinline__ Fragment operator[](int i) const
+    {
+        if (KEPT == WEIGHTS || i < KEPT) return kept[KEPT > 0 ? i : 0];
+        return SHARED_WEIGHTS > 0 ? rest[(i - KEPT) * 32] : place[i * 32];
+    }
 };
 
 // The weights of the input, on their way to shared memory until `wait_for_copies`. All threads call it.
@@ -221,7 +243,7 @@ struct Sums {
     float of[ROW_TILES][4][2][4];
 };
 __device__ __forceinline__ Sums multiply_states(
-    const Element* before, const Weights<3 * TILES>& weights, const Biases& bias, const Element* input,
+    const Element* before, const Weights& weights, const Biases& bias, const Element* input,
     const Fragment* input_weights)
 {
     Sums sum;
