@@ -211,8 +211,10 @@ class Chunks:
                 raise CheckpointError(f"{told}. Leave num_gpus as it was. {EMPTY}")
             if listing.gaps and files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
-            if listing.gaps and (why := store.tiered.division.why_not_without(listing.gaps, listing.num_steps)):
-                raise CheckpointError(f"{folder}: {name}'s tiers: {why}. {EMPTY}")
+            if listing.gaps and not store.tiered.division.takes_gaps_of(listing.tiers):
+                told = f"{folder}: of {name} files hold not all steps, of which some would be in memory now"
+                way_out = "Give tiers.device and tiers.pinned no more than before, and leave admit"
+                raise CheckpointError(f"{told}. {way_out}. {EMPTY}")
             for part in listing.parts:
                 rows = like_of(store, part.begin, part.end)
                 rows = rows if cut is None else of_envs(rows, listing, "meta")
@@ -266,6 +268,8 @@ class Addition:
         self._counted = counted or {}
         self._heads = {name: (one.num_steps_added, one.num_slots) for name, one in chunks.stores.items()}
         self._layouts = {name: one.layout.described() for name, one in chunks.stores.items()}
+        divided = {name: one.tiered.division for name, one in chunks.stores.items() if one.tiered is not None}
+        self._tiers = {name: one.described() for name, one in divided.items()}
         self._parts: dict[str, tuple[Part, ...]] = {}
 
     def __bool__(self) -> bool:
@@ -315,7 +319,8 @@ class Addition:
                     num_steps, num_slots = self._heads[name]
                     gaps = tuple(missing(parts, first_step(num_steps, num_slots), num_steps))
                     counted = self._counted.get(one, {})
-                    found[one] = Listing(*self._heads[name], parts, self._layouts[name], gaps, counted)
+                    told = (self._layouts[name], gaps, counted, self._tiers.get(name, {}))
+                    found[one] = Listing(num_steps, num_slots, parts, *told)
             if any(self._ranges.values()):
                 os.fsync(place)
         return {name: listing_to_json(one) for name, one in found.items()}

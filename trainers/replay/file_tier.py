@@ -314,9 +314,7 @@ class Filed:
         shape, dtype = self.layout.sizes()[0][name]
         every = 1 if name == "done" else self.layout[name].every
         found = torch.zeros((-(-end // every) - -(-begin // every), *shape[1:]), dtype=dtype)
-        with self._lock:
-            parts = [part for part in self.parts if part.end > begin and part.begin < end]
-        for part in parts:
+        for part in [one for one in self.parts if one.end > begin and one.begin < end]:
             if (there := self._mapped(part)) is None:  # zeros of it would get a sum as if they were its steps
                 raise OSError(f"{part.name} was changed while its steps were copied")
             first, last = max(begin, part.begin), min(end, part.end)
@@ -375,6 +373,7 @@ class Filed:
             why = disk.why_not_written(error, self.folder, self._num_bytes(0, lost))
             self.say(f"warning: {self.folder}: {lost:,} steps of {self.name} are left behind: {why}.")
             self.num_dropped += lost
+        self.stamps.note(self.folder, kept)
         return tuple(kept)
 
     def claim(self) -> tuple[Part, ...]:
@@ -410,7 +409,9 @@ class Filed:
 
     def restored(self, head: int) -> None:
         """The store has `head` steps now: what of them had come down far enough was settled."""
-        self.settled = self.division.settled_from(head)
+        group = self.division.chunk * self.division.file.one_of
+        down = head - self.division.hot + 2 * self.division.num_steps
+        self.settled = max(0, down) // group * group
 
     def forget(self) -> None:
         """Waits for the writer, and knows of no file."""
@@ -435,9 +436,10 @@ class Filed:
 
     def unwritten(self, head: int) -> list[tuple[int, int]]:
         """Of `head` steps, those in memory that belong into files and are in none: a disk had no room, or lost them."""
-        dropped = [(chunk * self.division.chunk, (chunk + 1) * self.division.chunk) for chunk in self.dropped]
-        begin = max(self.division.first(head), self.division.warm_from(head))
-        return without(missing(self.parts, begin, self.settled), dropped)
+        size, begin = self.division.chunk, max(self.division.first(head), self.division.warm_from(head))
+        dropped = [(chunk * size, (chunk + 1) * size) for chunk in self.dropped]
+        spans = without(missing(self.parts, begin, self.settled), dropped)
+        return [piece for span in spans for piece in cut_at_chunks(*span, size, self.division.num_slots)]
 
     def counters(self) -> Mapping[str, float]:
         return {

@@ -55,6 +55,8 @@ class Listing:
     """Steps between them that a tier of files did not take, or lost, from one to another."""
     counted: Mapping[str, float] = field(default_factory=dict)
     """What its tiers had counted so far, by the metric's name; {} without, and in older checkpoints."""
+    tiers: Mapping[str, Any] = field(default_factory=dict)
+    """Division.described of them; likewise."""
 
     @property
     def first(self) -> int:
@@ -75,7 +77,7 @@ def part_name(name: str, begin: int, end: int, found: str = "") -> str:
 def listing_to_json(listing: Listing) -> dict[str, Any]:
     """What JSON takes."""
     found = {**vars(listing), "parts": [asdict(part) for part in listing.parts]}
-    return {key: one for key, one in found.items() if one or key not in ("gaps", "counted")}
+    return {key: one for key, one in found.items() if one or key not in ("gaps", "counted", "tiers")}
 
 
 def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
@@ -95,14 +97,16 @@ def listings_of(manifest: Mapping[str, Any], path: Path) -> dict[str, Listing]:
 def _listing_of(value: Mapping[str, Any]) -> Listing:
     parts = tuple(sorted((Part(**one) for one in value["parts"]), key=lambda part: part.begin))
     gaps = tuple((begin, end) for begin, end in value.get("gaps", ()))
-    counted = dict(value.get("counted", {}))
-    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]), gaps, counted)
+    counted, tiers = dict(value.get("counted", {})), dict(value.get("tiers", {}))
+    found = Listing(value["num_steps"], value["num_slots"], parts, dict(value["layout"]), gaps, counted, tiers)
     numbers = [found.num_steps, found.num_slots, *(n for one in parts for n in (one.begin, one.end, one.bytes))]
     numbers += [number for one in gaps for number in one]
     if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers) or not found.num_slots:
         raise ValueError("numbers")
     if not all(type(number) in (int, float) and 0 <= number < 1 << 62 for number in counted.values()):
         raise ValueError("counts")
+    if not all(type(tiers.get(name, 0)) is int for name in ("hot", "warm")):
+        raise ValueError("tiers")
     if not all(_NAME.fullmatch(part.name) and part.name.isprintable() for part in parts):
         raise ValueError("names")
     spans = sorted([*((part.begin, part.end) for part in parts), *gaps])

@@ -15,10 +15,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trainers.replay.listing import path_of
 from trainers.run import disk
@@ -290,20 +290,16 @@ class Division:
             return 0
         return -(-max(0, head - self.hot + 2 * self.num_steps - self.warm) // self.chunk) * self.chunk
 
-    def settled_from(self, head: int) -> int:
-        """Of steps before this one it was said whether they go into files: they have come to host memory."""
-        group = self.chunk * self.file.one_of
-        return max(0, head - self.hot + 2 * self.num_steps) // group * group
+    def described(self) -> dict[str, Any]:
+        """What decides of which steps there are files, for a manifest; {} where there are none."""
+        return {"hot": self.hot, "warm": self.warm, "admit": self.file.admit} if self.chunk else {}
 
-    def why_not_without(self, gaps: Iterable[tuple[int, int]], head: int) -> str | None:
-        """Why these of `head` steps, from one to another, cannot be missing; None: they can. Those that are in memory
-        now must be what was not admitted, of which no table draws: a part of what is settled together."""
-        group, memory = self.chunk * self.file.one_of, self.warm_from(head)
-        for begin, end in gaps:
-            first = -(-max(begin, memory) // group) * group
-            if first + group <= end or end > max(memory, self.settled_from(head)):
-                return "steps that files lack would be in memory now. Give device and pinned no more than before"
-        return None
+    def takes_gaps_of(self, described: Mapping[str, Any]) -> bool:
+        """Whether a store of such a division, whose files lack steps, can be gone on from: steps that it did not have
+        in memory must not lie there now, nor be admitted anew. One of an older version says nothing."""
+        was = {**self.described(), **described}
+        fits = self.hot <= was["hot"] and self.hot + self.warm <= was["hot"] + was["warm"]
+        return fits and self.file.admit == was["admit"]
 
     def first(self, head: int) -> int:
         """The oldest step of the ring that is whole."""
