@@ -32,6 +32,9 @@ FUSED = {
     },
     "gru.cu": with_input(CellPlan(32, 1000, LARGE_GPU, 2, 32), 32, is_tanh=True).constants,
     "gru_pack.cu": {"FULL_PRECISION": False, "UNITS": 32, "IN_TILES": 2, "INPUTS": 30},
+    "epsilon_greedy.cu": {
+        "NUM_ACTIONS": 9, "GROUP_SIZE": 3, "HAS_MASK": True, "IS_PER_ENV": True, "IS_GREEDY": False, "NEVER": 1e-30,
+    },
     "memory.cu": {
         "GROUP_SIZE": 5, "FIRST_AGENT": 0, "ALL_AGENTS": 5, "MEMORY_SIZE": 32, "MAX_TRUNCATIONS": 2,
         "HAS_ACTIVE": True, "CREDITS_TEAM": False,

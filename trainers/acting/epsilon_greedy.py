@@ -7,7 +7,7 @@ import math
 import torch
 
 from trainers.acting.actor import Call, Stage, bytes_of_pass, value_fields
-from trainers.acting.memory import Memory, RememberingActor
+from trainers.acting.memory import KERNELS, Memory, RememberingActor
 from trainers.algorithms.q_learning import epsilon_at, exponents_of_envs
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
@@ -16,6 +16,8 @@ from trainers.networks.features import Arrays
 from trainers.networks.last_layers import Noise, make_noise, noise_of, noisy_layers
 from trainers.networks.policy import Policy
 from trainers.run.num_bytes import NUM_ROWS, WORK, Counted
+from warpdrive.backends.base import Backend, LaunchShape
+from warpdrive.function_manager import FunctionManager
 from warpdrive.layout import FINAL
 
 NEVER = 1e-30
@@ -75,6 +77,9 @@ class EpsilonGreedyActor(RememberingActor):
         """[E, 1, 1], what `epsilon` is raised to in each env."""
         if not self.is_greedy:
             self.noise = make_noise(self.policy, rows[0] * rows[1])
+        self._chances = None  # a CPU has no launches to save
+        if (backend := rollout.env.backend).name == "cuda":
+            self._chances = Chances(backend, self._q, group.mask is not None, self.exponents, self.is_greedy)
 
     def prepare_step(self, t: int) -> list[Call]:
         group = self.group
@@ -91,6 +96,8 @@ class EpsilonGreedyActor(RememberingActor):
             epsilon = self.epsilon if self.exponents is None else self.epsilon**self.exponents
             self._logits.copy_(allowed if is_greedy else epsilon_greedy_logits(allowed, mask, epsilon))
 
+        if self._chances is not None:
+            choose = self._chances.prepare(self._q, mask, self.epsilon, q_value, self._logits)
         outputs = (group.action_array[t], log_prob, self._unread[1])
         draw = self._sampler.prepare(self._logits, *outputs, mask, greedy=is_greedy)
         think = self._prepare_values(group.rollout.seen(t), self._remembered, goes_on=True)
@@ -107,6 +114,49 @@ class EpsilonGreedyActor(RememberingActor):
                 act()
 
         return [*calls, act_with_noise if self.noise else act]
+
+
+class Chances:
+    """What `epsilon_greedy_logits` gives, and the largest Q-value, by one launch.
+
+    Args:
+        q: [E, A, actions].
+        exponents: [E, 1, 1], or None; see EpsilonGreedyActor.
+    """
+
+    def __init__(
+        self, backend: Backend, q: torch.Tensor, has_mask: bool, exponents: torch.Tensor | None, is_greedy: bool = False
+    ) -> None:
+        num_envs, num_agents, num_actions = q.shape
+        self._num_rows = num_envs * num_agents
+        self._exponents = q.new_zeros(1) if exponents is None else exponents.flatten()
+        self._no_mask = torch.zeros(1, dtype=torch.bool, device=q.device)
+        constants = {
+            "NUM_ACTIONS": num_actions, "GROUP_SIZE": num_agents, "HAS_MASK": has_mask,
+            "IS_PER_ENV": exponents is not None, "IS_GREEDY": is_greedy, "NEVER": NEVER,
+        }  # fmt: skip
+        self._functions = FunctionManager(None, KERNELS / "epsilon_greedy.cu", constants, backend=backend)
+
+    def prepare(
+        self,
+        q: torch.Tensor,
+        mask: torch.Tensor | None,
+        epsilon: torch.Tensor,
+        q_value: torch.Tensor,
+        logits: torch.Tensor,
+    ) -> Call:
+        """q, mask and logits [E, A, actions], epsilon [1], q_value [E, A]."""
+        return self._functions.prepare(
+            "epsilon_greedy",
+            LaunchShape(-(-self._num_rows // 8), (256, 1)),
+            q=q,
+            mask=self._no_mask if mask is None else mask,
+            epsilon=epsilon,
+            exponent=self._exponents,
+            q_value=q_value,
+            logits=logits,
+            num_rows=self._num_rows,
+        )
 
 
 class BootstrappedEpsilonGreedyActor(EpsilonGreedyActor):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.acting.actor import Actor, Call, prepare_copy
+from trainers.acting.memory import KernelMemory
 from trainers.fused.by_layers import LayersNetwork, make_layers
 from trainers.fused.conv_shape import ConvShape
 from trainers.fused.convolution import ConvNetwork
 from trainers.fused.launch import side_by_side
 from trainers.fused.layers_shape import LayersShape
-from trainers.fused.memory import KernelMemory
 from trainers.fused.packed import PackedNetwork, PackedPolicy
 from trainers.fused.plan import plan_acting
 from trainers.fused.recurrent import RecurrentNetwork

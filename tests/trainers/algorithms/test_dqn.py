@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.acting.epsilon_greedy import allowed_values, epsilon_greedy_logits
+from trainers.acting.epsilon_greedy import Chances, allowed_values, epsilon_greedy_logits
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.dqn import DQN, DQNConfig, dqn_loss, dqn_target
+from trainers.algorithms.q_learning import exponents_of_envs
 from trainers.cli import main
 from trainers.replay.of_group import fields_of, store_of, window_of
 from trainers.replay.selectors import Uniform
@@ -80,6 +81,28 @@ def test_epsilon_is_shared_by_what_may_be_taken():
     assert logits.exp().flatten().tolist() == pytest.approx([0.1, 0.8, 0.0, 0.1], abs=1e-6)
     logits = epsilon_greedy_logits(q, None, torch.tensor([0.2]))
     assert logits.exp().flatten().tolist() == pytest.approx([0.05, 0.05, 0.85, 0.05], abs=1e-6)
+
+
+@pytest.mark.parametrize("num_actions", [1, 4, 70])
+@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize(("is_per_env", "is_greedy"), [(False, False), (True, False), (False, True)])
+def test_one_launch_gives_the_same_chances(backend, num_actions, has_mask, is_per_env, is_greedy):
+    """Equals, no action that may be taken and what is no number among them."""
+    generator, rows = torch.Generator().manual_seed(5), (40, 3, num_actions)
+    q = torch.randint(-3, 3, rows, generator=generator).float()
+    mask = torch.rand(rows, generator=generator) < 0.4
+    mask[0], q[1, 1, num_actions // 2], mask[1, 1, num_actions // 2] = False, float("nan"), True
+    q, mask = q.to(backend.device), mask.to(backend.device) if has_mask else None
+    exponents = exponents_of_envs(0, 40, 40).to(backend.device) if is_per_env else None
+    epsilon = torch.full((1,), 0.3, device=backend.device)
+    q_value, logits = torch.empty(40, 3, device=backend.device), torch.empty_like(q)
+    chances = Chances(backend, q, has_mask, exponents, is_greedy)
+    chances.prepare(q, mask, epsilon, q_value, logits)()
+    allowed = allowed_values(q, mask)
+    of_envs = epsilon if exponents is None else epsilon**exponents
+    expected = allowed if is_greedy else epsilon_greedy_logits(allowed, mask, of_envs)
+    torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert torch.equal(q_value.nan_to_num(7e7), allowed.amax(-1).nan_to_num(7e7)) and q_value.isnan().sum() == 1
 
 
 @pytest.fixture
