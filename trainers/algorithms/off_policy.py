@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.field import Field
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.spec import GroupSpec
+    from trainers.learning.following import Following
     from trainers.learning.guard import Guard
     from trainers.learning.optimiser import SafeAdam
     from trainers.replay.batch import Batch
@@ -194,6 +195,7 @@ class OffPolicy(Algorithm):
     config: OffPolicyConfig
     followers: Sequence[tuple[nn.Module, nn.Module]] = ()
     """Networks that targets are made by, each with the one that it follows by `tau`."""
+    _following: Following | None = None
     learns_by: Any
     """Who makes updates: itself, by torch, or in its stead a kernel, where it can."""
 
@@ -382,9 +384,11 @@ class OffPolicy(Algorithm):
 
     def follow(self) -> Figures:
         """The networks that targets are made by make their step towards those that they follow."""
-        with torch.no_grad():
-            for target, network in self.followers:
-                torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self.config.tau)
+        if self._following is None:
+            from trainers.learning.following import Following
+
+            self._following = Following(self.config.tau, self.group.rollout.env.backend)
+        self._following.step(self.followers)
         return {}
 
     def draw(self) -> Any:

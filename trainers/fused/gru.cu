@@ -142,12 +142,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_forward(
     if (SPLIT > 1) meet();  // all blocks have begun
     for (int number = 0; number < num_items; ++number) {
         const Item item = item_of(0, number, num_items, num_rows);
+        const Starts begins = read_starts(starts, item);
         for_each_row([&](int row, int half) {
             Floats before = {0.0f, 0.0f, 0.0f, 0.0f};
             if (row < item.rows) {
                 const int index = order[item.first + row];
                 const long long from = (long long)(index / step_rows / num_steps) * step_rows + index % step_rows;
-                before = *(const Floats*)(memory + from * memory_size + cell_start + unit);
+                if (!begins.of[half]) before = *(const Floats*)(memory + from * memory_size + cell_start + unit);
                 four_at(all_hidden + (long long)(item.first + row) * UNITS + unit) = elements(before);
             }
             share(states + (number * ROWS + row) * HIDDEN_PITCH + unit, elements(before));

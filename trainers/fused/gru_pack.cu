@@ -4,6 +4,7 @@
 //   UNITS     of the cell
 //   IN_TILES  of the input, 16 columns each; 0: its weights are multiplied elsewhere
 //   INPUTS    columns of its weights
+//   TURNS     whether weights and biases of the input are also given as a matrix library takes them: of gates n, r, z
 #include "tensor_core.cuh"
 
 constexpr int TILES = UNITS / 16;
@@ -26,10 +27,18 @@ __device__ __forceinline__ int deep_of(int i)
 //   backwards        [warp][tile of gates r, z, q][lane] fragments of the deltas' products   written
 //   input_forwards   [warp][tile of the input][gate][lane], likewise                         written
 //   input_backwards  [tile of the input][tile of gates n, r, z][lane], likewise              written
+//   bias             [3 UNITS]  of the input, of gates r, z, n, if it TURNS                  read
+//   turned           [3 UNITS, INPUTS]  elements of the input's weights, likewise            written
+//   turned_bias      [3 UNITS]                                                               written
 extern "C" __global__ void gru_pack(
-    const float* weight, const float* input_weight, unsigned char* forwards, unsigned char* backwards,
-    unsigned char* input_forwards, unsigned char* input_backwards)
+    const float* weight, const float* input_weight, const float* bias, unsigned char* forwards,
+    unsigned char* backwards, unsigned char* input_forwards, unsigned char* input_backwards, unsigned char* turned,
+    float* turned_bias)
 {
+    for (int i = global_thread(); i < (TURNS ? 3 * UNITS * INPUTS : 0); i += num_global_threads()) {
+        narrow(((Element*)turned)[i], input_weight[(i + 2 * UNITS * INPUTS) % (3 * UNITS * INPUTS)]);
+        if (i < 3 * UNITS) turned_bias[i] = bias[(i + 2 * UNITS) % (3 * UNITS)];
+    }
     for (int i = global_thread(); i < 3 * UNITS * (UNITS + 16 * IN_TILES); i += num_global_threads()) {
         const bool is_input = i >= 3 * UNITS * UNITS;
         const int j = is_input ? i - 3 * UNITS * UNITS : i;

@@ -48,26 +48,33 @@ class PackedCell:
     Args:
         plan: of it, for any number of rows.
         cell: on the backend's device.
+        turns: whether `turned` [3 units, inputs] elements and `turned_bias` [3 units] are those of the input, too, of
+            gates n, r, z.
     """
 
-    def __init__(self, plan: CellPlan, cell: nn.GRUCell, backend: Backend) -> None:
+    def __init__(self, plan: CellPlan, cell: nn.GRUCell, backend: Backend, turns: bool = False) -> None:
         weight, input_weight = cell.weight_hh.detach(), cell.weight_ih.detach()
         size = plan.element_bytes
         constants = {"UNITS": plan.units, "IN_TILES": plan.in_width // 16, "INPUTS": input_weight.shape[1]}
-        constants["FULL_PRECISION"] = size == 4
+        constants |= {"FULL_PRECISION": size == 4, "TURNS": turns}
         functions = FunctionManager(None, KERNELS / "gru_pack.cu", constants, backend=backend)
         new = partial(torch.zeros, dtype=torch.uint8, device=weight.device)
         self.forwards, self.backwards = new(2, size * weight.numel())
         self.input_forwards, self.input_backwards = new(2, size * max(plan.input_elements, 1))
+        self.turned = torch.zeros_like(input_weight if turns else input_weight[:1], dtype=elements_of(size))
+        self.turned_bias = torch.zeros_like(cell.bias_ih.detach())
         self.pack = functions.prepare(
             "gru_pack",
             LaunchShape(-(-(weight.numel() + plan.input_elements) // 256), (256, 1)),
             weight=weight,
             input_weight=input_weight,
+            bias=cell.bias_ih.detach(),
             forwards=self.forwards,
             backwards=self.backwards,
             input_forwards=self.input_forwards,
             input_backwards=self.input_backwards,
+            turned=bytes_of(self.turned),
+            turned_bias=self.turned_bias,
         )
 
 

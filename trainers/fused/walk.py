@@ -49,7 +49,8 @@ class Walk:
         self.backend, self.limits, self.element_bytes = backend, limits, element_bytes
         self.dtype = elements_of(element_bytes)
         self._kernels: dict[tuple[int, int], CellKernels] = {}
-        self._packed: dict[int, PackedCell] = {}
+        self._packed: dict[tuple[int, ...], PackedCell] = {}
+        self._orders: dict[int, torch.Tensor] = {}
 
     def __deepcopy__(self, _: dict[int, Any]) -> Walk:
         """A copy of a network walks by the same kernels."""
@@ -83,11 +84,17 @@ class Walk:
 
     def packed(self, cell: nn.GRUCell) -> PackedCell:
         """Its weights as they are now, as gru.cu reads them."""
-        place = cell.weight_hh.data_ptr()
+        place = tuple(one.data_ptr() for one in (cell.weight_hh, cell.weight_ih, cell.bias_ih))
         if place not in self._packed:
-            self._packed[place] = PackedCell(self._plan(cell.hidden_size, 1), cell, self.backend)
+            self._packed[place] = PackedCell(self._plan(cell.hidden_size, 1), cell, self.backend, turns=True)
         self._packed[place].pack()
         return self._packed[place]
+
+    def order(self, num_rows: int) -> torch.Tensor:
+        """Which sequences there are: all, one after the other."""
+        if num_rows not in self._orders:
+            self._orders[num_rows] = torch.arange(num_rows, dtype=torch.int32, device=self.backend.device)
+        return self._orders[num_rows]
 
     def _plan(self, units: int, num_rows: int) -> CellPlan:
         return CellPlan(units, num_rows, self.limits, self.element_bytes, units, step_rows=num_rows)
@@ -105,26 +112,24 @@ class _Walked(torch.autograd.Function):
         (num_steps, num_rows, _), units = inputs.shape, weight_hh.shape[1]
         kernels, new = walk.kernels(units, num_rows), inputs.new_empty
         given = inputs.flatten(0, 1).to(walk.dtype)
-        of_input = weight_ih.roll(units, 0).to(walk.dtype)
         gates = new(num_steps * num_rows, 4 * units, dtype=walk.dtype)
         states = new((num_steps + 1) * num_rows, units, dtype=walk.dtype)
-        prepare_elements(given, of_input.t(), gates[:, : 3 * units])()
+        prepare_elements(given, packed.turned.t(), gates[:, : 3 * units])()
         nothing = bytes_of(given)
         kernels.prepare_forward(
-            num_rows, num_steps, weights=packed.forwards, bias_input=bias_ih.roll(units), bias_hidden=bias_hh.detach(),
-            memory=memory.masked_fill(starts[0].unsqueeze(-1), 0.0).contiguous(),
-            order=torch.arange(num_rows, dtype=torch.int32, device=inputs.device), starts=starts, input=nothing,
-            input_weights=nothing, gates=bytes_of(gates), hidden=bytes_of(states),
+            num_rows, num_steps, weights=packed.forwards, bias_input=packed.turned_bias, bias_hidden=bias_hh.detach(),
+            memory=memory.contiguous(), order=walk.order(num_rows), starts=starts, input=nothing, input_weights=nothing,
+            gates=bytes_of(gates), hidden=bytes_of(states),
         )()  # fmt: skip
         ctx.walk, ctx.shape, first = walk, inputs.shape, burn_in * num_rows
-        ctx.kept = given[first:], of_input, gates[first:], states[first:], starts[burn_in:], packed
+        ctx.kept = given[first:], gates[first:], states[first:], starts[burn_in:], packed
         return states[first + num_rows :].view(-1, num_rows, units).to(inputs.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, by_states: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Once: the kernel writes over what it goes back through."""
         walk, (_, num_rows, width) = ctx.walk, ctx.shape
-        given, of_input, gates, states, starts, packed = ctx.kept
+        given, gates, states, starts, packed = ctx.kept
         del ctx.kept
         units = states.shape[1]
         kernels, nothing = walk.kernels(units, num_rows), bytes_of(given)
@@ -145,7 +150,7 @@ class _Walked(torch.autograd.Function):
         prepare_product(by_states.t(), states[:-num_rows], of_weight_hh)()
         if ctx.needs_input_grad[3]:
             of_given[:num_before].zero_()
-            prepare_product(by_gates, of_input, of_given[num_before:])()
+            prepare_product(by_gates, packed.turned, of_given[num_before:])()
         biases = sums.sum(0)
         return (
             None, None, None, of_given.view(ctx.shape) if ctx.needs_input_grad[3] else None, None, None,

@@ -55,7 +55,7 @@ class AdamKernels:
         parameters, check, self._optimizer = optimizer.parameters, optimizer.check, optimizer
         self.addresses = [one.data_ptr() for one in parameters]
         memory = AdamMemory(optimizer)
-        device, pieces = backend.device, list(_pieces(parameters))
+        device, pieces = backend.device, list(pieces_of(parameters))
         rate_of = {id(one): group["lr"] for group in optimizer.param_groups for one in group["params"]}
         self._gradient, self._rates = torch.zeros_like(memory.average), [rate_of[id(one)] for one in parameters]
         shared = {
@@ -109,7 +109,7 @@ def can_step(optimizer: SafeAdam) -> bool:
     return same and plain and all_here and is_float and all(torch.is_tensor(one["lr"]) for one in groups)
 
 
-def _pieces(parameters: list[torch.nn.Parameter]) -> Iterator[tuple[int, int, int, int]]:
+def pieces_of(parameters: list[torch.nn.Parameter]) -> Iterator[tuple[int, int, int, int]]:
     """Tensor, first of its numbers, first of all, and how many; see adam.cu."""
     start = 0
     for tensor, parameter in enumerate(parameters):
