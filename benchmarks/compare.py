@@ -144,6 +144,7 @@ ROWS = (
     _trained("Q6_4096", _MINATAR.format(4096), RATE, 30e6),
     _updated("Q8_256", _SAC.format("256", "an update"), 40_000),
     _updated("Q8_4096", _SAC.format("4,096", "8 updates"), 15_000),
+    _updated("Q9", "QMIX of SMAX 3m, GRU of 512, 16 envs, 128 steps and 8 updates of 32 sequences of them", 272),
     _updated("Q10_32", _R2D2.format(32), 1_500),
     _updated("Q10_128", _R2D2.format(128), 1_500),
     _stepped("W1", "3m", 4096, 27.3),
