@@ -158,10 +158,18 @@ def with_input(plan: CellPlan, width: int, is_tanh: bool) -> CellPlan:
     return found if fits else plan
 
 
-def why_no_cell(units: int, limits: Limits, element_bytes: int) -> str | None:
-    """Why the kernels cannot compute a cell of so many units, in words."""
+def why_no_cell(units: int, limits: Limits, element_bytes: int, most: int = MOST_OF_A_BLOCK) -> str | None:
+    """Why the kernels cannot compute a cell of so many units, in words.
+
+    Args:
+        most: units of what is asked for; more than a block's take a cluster, or a CPU.
+    """
     has_clusters = limits.capability is None or limits.capability >= (9, 0)
-    whole, most = (16, MOST_OF_A_BLOCK) if units <= MOST_OF_A_BLOCK or not has_clusters else (16 * CLUSTER, MAX_UNITS)
+    whole = 16
+    if units > MOST_OF_A_BLOCK and has_clusters and most > MOST_OF_A_BLOCK:
+        whole = 16 * CLUSTER
+    else:
+        most = MOST_OF_A_BLOCK
     if units % whole or units > most:
         nearest = min(most, -(-units // whole) * whole)
         return f"its memory_size is {units}, not a multiple of {whole} up to {most}: {nearest} would do"

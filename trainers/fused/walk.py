@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainers.fused import plan as fused
-from trainers.fused.cell import MAX_ROWS_AT_ONCE, CellPlan, why_no_cell
+from trainers.fused.cell import MAX_ROWS_AT_ONCE, MAX_UNITS, CellPlan, why_no_cell
 from trainers.fused.gradient import prepare_product
 from trainers.fused.limits import Limits
 from trainers.fused.packed import PackedCell, bytes_of, elements_of
@@ -33,7 +33,7 @@ def walk_by_kernels(learner: QReplay) -> bool:
     element_bytes = 4 if stage.precision == fused.FULL_PRECISION else 2
     walk = Walk(learner.group.rollout.env.backend, stage.limits, element_bytes)
     for module in (*learner.learned.modules(), *learner.target.modules()):
-        if type(module) is GRU and not why_no_cell(module.cell.hidden_size, stage.limits, element_bytes):
+        if type(module) is GRU and not why_no_cell(module.cell.hidden_size, stage.limits, element_bytes, MAX_UNITS):
             module.walk, is_any = walk, True
     return is_any
 

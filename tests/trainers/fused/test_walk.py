@@ -9,6 +9,7 @@ import torch
 
 from trainers.algorithms.r2d2 import R2D2
 from trainers.fused import plan as fused
+from trainers.fused.cell import MAX_UNITS, why_no_cell
 from trainers.fused.limits import Limits
 from trainers.fused.plan import why_not_here
 from trainers.fused.walk import Walk
@@ -85,6 +86,25 @@ def test_one_step_is_torchs(device):
     walk = walk_on(backend)
     assert torch.equal(walk(*given), walk_by_steps(*given))
     assert not walk._kernels
+
+
+@pytest.mark.parametrize(
+    ("units", "capability", "why"),
+    [
+        (512, (9, 0), None),
+        (384, (10, 0), None),
+        (256, (8, 0), None),
+        (512, (8, 0), "its memory_size is 512, not a multiple of 16 up to 256: 256 would do"),
+        (300, (9, 0), "its memory_size is 300, not a multiple of 128 up to 512: 384 would do"),
+        (1024, (9, 0), "its memory_size is 1024, not a multiple of 128 up to 512: 512 would do"),
+    ],
+)
+def test_units_of_a_cluster_are_those_of_gpus_that_have_them(units, capability, why):
+    """A whole network's kernels take what a block has."""
+    limits = Limits(capability, 227 << 10, 132)
+    assert why_no_cell(units, limits, 2, MAX_UNITS) == why
+    of_network = why_no_cell(units, limits, 2)
+    assert of_network is None if units <= 256 else "a multiple of 16 up to 256: 256 would do" in of_network
 
 
 def test_walks_in_bf16_alone():
