@@ -28,10 +28,10 @@ extern "C" __global__ void epsilon_greedy(
     int num_rows)
 {
     const int lane = threadIdx.x % 32;
-    const int num_warps = num_global_threads() / 32;
-    for (int row = global_thread() / 32; row < num_rows; row += num_warps) {
-        const float* values = q + (long long)row * NUM_ACTIONS;
-        const bool* allowed = mask + (HAS_MASK ? (long long)row * NUM_ACTIONS : 0);
+    const long long num_warps = num_global_threads() / 32;
+    for (long long row = global_thread() / 32; row < num_rows; row += num_warps) {
+        const float* values = q + row * NUM_ACTIONS;
+        const bool* allowed = mask + (HAS_MASK ? row * NUM_ACTIONS : 0);
         float largest = 0.0f;
         int best = NUM_ACTIONS;
         int count = 0;
@@ -62,7 +62,7 @@ extern "C" __global__ void epsilon_greedy(
             const float of_any = is_allowed ? shared : 0.0f;
             const float probability = action == best ? of_any + (1.0f - chance) : of_any;
             const float value = is_allowed ? values[action] : -1e9f;
-            logits[(long long)row * NUM_ACTIONS + action] = IS_GREEDY ? value : logf(fmaxf(probability, NEVER));
+            logits[row * NUM_ACTIONS + action] = IS_GREEDY ? value : logf(fmaxf(probability, NEVER));
         }
         if (lane == 0) q_value[row] = largest;
     }

@@ -77,9 +77,7 @@ class EpsilonGreedyActor(RememberingActor):
         """[E, 1, 1], what `epsilon` is raised to in each env."""
         if not self.is_greedy:
             self.noise = make_noise(self.policy, rows[0] * rows[1])
-        self._chances = None  # a CPU has no launches to save
-        if (backend := rollout.env.backend).name == "cuda":
-            self._chances = Chances(backend, self._q, group.mask is not None, self.exponents, self.is_greedy)
+        self._chances: Chances | None = None
 
     def prepare_step(self, t: int) -> list[Call]:
         group = self.group
@@ -96,7 +94,9 @@ class EpsilonGreedyActor(RememberingActor):
             epsilon = self.epsilon if self.exponents is None else self.epsilon**self.exponents
             self._logits.copy_(allowed if is_greedy else epsilon_greedy_logits(allowed, mask, epsilon))
 
-        if self._chances is not None:
+        if (backend := group.rollout.env.backend).name == "cuda":  # a CPU has no launches to save
+            if self._chances is None:
+                self._chances = Chances(backend, self._q, mask is not None, self.exponents, is_greedy)
             choose = self._chances.prepare(self._q, mask, self.epsilon, q_value, self._logits)
         outputs = (group.action_array[t], log_prob, self._unread[1])
         draw = self._sampler.prepare(self._logits, *outputs, mask, greedy=is_greedy)

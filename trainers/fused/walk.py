@@ -50,7 +50,7 @@ class Walk:
         self.dtype = elements_of(element_bytes)
         self._kernels: dict[tuple[int, int], CellKernels] = {}
         self._packed: dict[tuple[int, ...], PackedCell] = {}
-        self._orders: dict[int, torch.Tensor] = {}
+        self._order = torch.arange(MAX_ROWS_AT_ONCE, dtype=torch.int32, device=backend.device)
 
     def __deepcopy__(self, _: dict[int, Any]) -> Walk:
         """A copy of a network walks by the same kernels."""
@@ -92,9 +92,7 @@ class Walk:
 
     def order(self, num_rows: int) -> torch.Tensor:
         """Which sequences there are: all, one after the other."""
-        if num_rows not in self._orders:
-            self._orders[num_rows] = torch.arange(num_rows, dtype=torch.int32, device=self.backend.device)
-        return self._orders[num_rows]
+        return self._order[:num_rows]
 
     def _plan(self, units: int, num_rows: int) -> CellPlan:
         return CellPlan(units, num_rows, self.limits, self.element_bytes, units, step_rows=num_rows)

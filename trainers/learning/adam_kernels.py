@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,7 @@ def can_step(optimizer: SafeAdam) -> bool:
     return same and plain and all_here and is_float and all(torch.is_tensor(one["lr"]) for one in groups)
 
 
-def pieces_of(parameters: list[torch.nn.Parameter]) -> Iterator[tuple[int, int, int, int]]:
+def pieces_of(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, int, int]]:
     """Tensor, first of its numbers, first of all, and how many; see adam.cu."""
     start = 0
     for tensor, parameter in enumerate(parameters):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,8 +18,7 @@ Followers = Sequence[tuple[torch.nn.Module, torch.nn.Module]]
 
 
 class Following:
-    """Steps of `tau` of the way. On a GPU and in float32 by follow.cu, else by torch, which gives each tensor 64 blocks
-    at most.
+    """Steps of `tau` of the way. On a GPU and in float32 by follow.cu, else by torch, one pair after the other.
 
     Args:
         tau: 0 to 1; 1 copies.
@@ -37,27 +36,34 @@ class Following:
             self._step()
             return
         with torch.no_grad():
-            torch._foreach_lerp_(targets, followed, self._tau)
+            for target, network in followers:
+                torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self._tau)
 
     def _is_ready(self, targets: list[torch.nn.Parameter], followed: list[torch.nn.Parameter]) -> bool:
         """Whether there is a launch for these parameters, where they are now."""
         addresses = tuple([one.data_ptr() for one in ones] for ones in (targets, followed))
         if addresses == self._addresses:
             return True
-        if any(one.dtype != torch.float32 or not one.is_contiguous() for one in (*targets, *followed)):
+        everyone = (*targets, *followed)
+        if any(one.dtype != torch.float32 or not one.is_contiguous() or not one.is_cuda for one in everyone):
             return False
+        if len({*addresses[0]} | {*addresses[1]}) < len({*addresses[1]}) + len(targets):
+            return False  # who follows is followed, or follows twice: then one comes after the other
         if torch.cuda.is_current_stream_capturing():  # nothing of a graph's own memory is kept
             return False
+        self._step, self._addresses = self.prepare(targets, followed), addresses
+        return True
+
+    def prepare(self, targets: Sequence[torch.Tensor], followed: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """The launch, for tensors of float32 that stay where they are."""
         pieces, device = list(pieces_of(targets)), self._backend.device
         functions = FunctionManager(None, SOURCE, {}, backend=self._backend)
-        self._step = functions.prepare(
+        return functions.prepare(
             "follow",
-            LaunchShape(len(pieces), (THREADS, 1)),
-            targets=torch.tensor(addresses[0], device=device),
-            followed=torch.tensor(addresses[1], device=device),
+            LaunchShape(len(pieces), (THREADS if self._backend.name == "cuda" else 32, 1)),
+            targets=torch.tensor([one.data_ptr() for one in targets], device=device),
+            followed=torch.tensor([one.data_ptr() for one in followed], device=device),
             pieces=torch.tensor(pieces, device=device).flatten(),
             num_pieces=len(pieces),
             tau=self._tau,
         )
-        self._addresses = addresses
-        return True

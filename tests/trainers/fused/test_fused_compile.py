@@ -14,11 +14,13 @@ from fused_cases import GPUS
 from gymnasium import spaces
 
 from trainers.fused.actor import head_constants
+from trainers.fused.cell import CellPlan
 from trainers.fused.conv_shape import ConvShape
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.learning_plan import Part
 from trainers.fused.packed import KERNELS
 from trainers.fused.plan import Limits, Request, plan, plan_acting
+from trainers.fused.recurrent import CellKernels
 from trainers.fused.seen import Seen, Source
 from trainers.fused.shape import WARPS
 from trainers.fused.source import compile_fused, parameters_of
@@ -178,6 +180,12 @@ def test_a_wide_actor_and_a_critic_of_its_size_are_compiled_once(width, critic, 
         text = functions.source.text
         assert text.count(f'#include "fused_{kernel}.cuh"') == num_texts
         assert text.count(f"::{kernel}(") == num_texts  # what is called twice is compiled twice
+
+
+@pytest.mark.parametrize(("arch", "units"), [("sm_90a", 384), ("sm_90a", 512)])
+def test_a_cell_that_a_cluster_shares_compiles(for_gpus, arch, units):
+    kernels = CellKernels(CellPlan(units, 96, limits_of(arch), 2, units), for_gpus)
+    assert kernels.plan.split == 8 and {"gru_step", "gru_forward", "gru_backward"} <= {*for_gpus.compiled}
 
 
 @pytest.mark.parametrize(("arch", "channels"), [("sm_86", 10), ("sm_90a", 4)])
