@@ -221,6 +221,10 @@ def _score(report: dict) -> tuple:
     return task, len(runs), f"{found['env_steps']:,}", f"{seconds:.0f}", told, must
 
 
+MOST_SCORES = 10
+"""Of a row, all of which are told."""
+
+
 def defaults() -> str:
     """What the runs of benchmarks/defaults.py reached, on a CPU and on a GPU; a row measured twice, by more seeds."""
     measured: dict[tuple[str, str], dict] = {}
@@ -235,7 +239,9 @@ def defaults() -> str:
         cell = of_sides(one.get("standard_errors", {}))
         if "score" in one:
             scores = sorted(run["agent"] for run in one["runs"])
-            cell = ", ".join(f"{score:z.{int(abs(score) < 20)}f}" for score in scores)
+            many = f", others better, by {len(scores)} seeds" if len(scores) > MOST_SCORES else ""
+            scores = scores[:5] if many else scores
+            cell = ", ".join(f"{score:z.{int(abs(score) < 20)}f}" for score in scores) + many
         elif len(one["runs"]) > 5:
             few = {side: standard_errors([run[side]["mean"] for run in one["runs"][:5]]) for side in one["runs"][0]}
             cell += f" by {len(one['runs'])} seeds, {of_sides(few)} by the first five"
