@@ -19,6 +19,7 @@ from trainers.fused.of_replay import ByKernels, find_learner, join_memory, why_n
 from trainers.fused.packed import KERNELS
 from trainers.fused.q_shape import QAloneShape, QShape, fit_alone, fit_q
 from trainers.fused.shape import to_tiles
+from trainers.fused.source import in_clusters
 from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
 from trainers.fused.with_envs import compile_with_envs, envs_of_block
 from trainers.learning.adam_kernels import AdamMemory
@@ -226,8 +227,7 @@ class FusedQLearner:
         for word in ("done", "action"):  # in the signature, which is read here, and in what it includes
             code, kind = f"{word.capitalize()}Code", CTYPES[store.tensors[word].dtype]
             text = f"typedef {kind} {code};\n" + text.replace(code, kind)
-        if shape.in_cluster:
-            text = text.replace(" __launch_bounds__", f" __cluster_dims__({shape.team}, 1, 1) __launch_bounds__")
+        text = in_clusters(text, shape.team if shape.in_cluster else 1)
         if self.in_rollouts:
             return self._with_envs(text, constants, change)
         return FunctionManager(

@@ -19,6 +19,7 @@ from trainers.fused.gradient import Places
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import WARPS
+from trainers.fused.source import in_clusters
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
 
@@ -33,9 +34,7 @@ class CellKernels:
     """
 
     def __init__(self, plan: CellPlan, backend: Backend) -> None:
-        self.plan, text = plan, (KERNELS / "gru.cu").read_text()
-        if plan.split > 1:
-            text = text.replace(" __launch_bounds__", f" __cluster_dims__({plan.split}, 1, 1) __launch_bounds__")
+        self.plan, text = plan, in_clusters((KERNELS / "gru.cu").read_text(), plan.split)
         self._functions = FunctionManager(
             None, text, plan.constants, backend=backend, include_folders=[KERNELS], name="<fused gru>"
         )

@@ -95,6 +95,12 @@ def compile_fused(
     return functions, LaunchShape(start, (WARPS * 32, 1), max(part.shared_bytes for part in parts))
 
 
+def in_clusters(text: str, size: int) -> str:
+    """A file whose kernels are launched by clusters of so many blocks; of 1, as it is."""
+    bounds = " __launch_bounds__"
+    return text if size == 1 else text.replace(bounds, f" __cluster_dims__({size}, 1, 1){bounds}")
+
+
 def _texts(parts: Sequence[Part]) -> tuple[list[Part], list[int]]:
     """What is compiled, and which of it each part runs: a wide actor and a critic of its size are compiled once."""
     texts: list[Part] = []
