@@ -95,6 +95,12 @@ RUNS = {
     "sequences": ("memory_len_r2d2.yaml", replayed(
         batch_size="20", replay_ratio="0.03", burn_in="2", length="3", period="4", buffer_size="2000",
         **{"model.memory_size": "32"})),
+    "wide sequences": ("memory_len_r2d2.yaml", replayed(
+        batch_size="20", replay_ratio="0.03", burn_in="2", length="3", period="4", buffer_size="2000",
+        **{"model.memory_size": "512"})),
+    "team sequences": ("simple_spread_qmix.yaml", replayed(
+        batch_size="20", replay_ratio="0.03", burn_in="0", length="5", period="5", buffer_size="2000",
+        **{"model.type": "gru", "model.fc_dims": "[24]", "model.memory_size": "256"})),
     "sources": (None, {**few("agent", fc_dims="[32, 16]"), "env.kind": "mixed", "policy.agent.agent_id": "true"}),
 }  # fmt: skip
 """Name -> config, None for OF_KINDS, and what is changed in it, to be done soon. Together they launch every kernel of
