@@ -45,6 +45,9 @@ class A2CConfig(ActorCriticConfig):
     minibatch."""
     max_grad_norm: Positive = 10.0
     """How long the gradient of all the policy's parameters together may be."""
+    min_advantage_std: Annotated[float, Between(0, 100)] = 0.5
+    """The part of the returns' standard deviation that advantages are divided by at least, of normalize_return. 0:
+    by their own, however small."""
 
 
 def a2c_loss(
