@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainers.networks.features import Inputs
+from trainers.networks.linear import Linear
 from trainers.settings.config import ModelConfig
 from warpdrive.function_manager import all_of
 
@@ -172,7 +173,7 @@ def make_critic_trunk(
 
 
 def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator | None) -> nn.Linear:
-    return drawn(partial(nn.Linear, num_in, num_out), gain, generator)
+    return drawn(partial(Linear, num_in, num_out), gain, generator)
 
 
 def drawn(make: Callable[[], Layer], gain: float, generator: torch.Generator | None) -> Layer:

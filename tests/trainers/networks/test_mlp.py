@@ -1,7 +1,9 @@
 import pytest
 import torch
 
+from trainers.networks import linear
 from trainers.networks.features import Inputs
+from trainers.networks.linear import Linear, OneProduct
 from trainers.networks.mlp import MLP
 from trainers.settings.config import ModelConfig
 
@@ -74,3 +76,30 @@ def test_a_critic_without_hidden_layers_is_linear():
     assert len(policy.critic_trunk) == 0
     assert policy.value_head.weight.shape == (1, 6)  # the features
     assert policy.policy_head.weight.shape == (5, 8)
+
+
+def test_gradients_of_many_narrow_rows_are_those_of_torch(device, monkeypatch):
+    monkeypatch.setattr(linear, "MANY_ROWS", 50)
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = Linear(3, 8, device=device), torch.nn.Linear(3, 8, device=device)
+    theirs.load_state_dict(ours.state_dict())
+    features, by_output = (torch.randn(50, size, generator=generator).to(device) for size in (3, 8))
+    found = []
+    for layer in (ours, theirs):
+        seen = features.clone().requires_grad_()
+        output = torch.tanh_(layer(seen))
+        (output * by_output).sum().backward()
+        gradients = {"seen": seen.grad, "weight": layer.weight.grad, "bias": layer.bias.grad}
+        found.append({"output": output.detach(), **gradients})
+    torch.testing.assert_close(*found)
+    is_one = type(ours(features).grad_fn).__name__ == "OneProductBackward"
+    assert is_one == (torch.device(device).type == "cuda")
+
+
+def test_one_product_by_hand():
+    features = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    weight, bias = torch.tensor([[1.0, -1.0]], requires_grad=True), torch.tensor([10.0], requires_grad=True)
+    output = OneProduct.apply(features, weight, bias)
+    assert output.tolist() == [[9.0], [9.0]]
+    output.backward(torch.tensor([[1.0], [10.0]]))
+    assert weight.grad.tolist() == [[1.0 + 30.0, 2.0 + 40.0]] and bias.grad.tolist() == [11.0]
