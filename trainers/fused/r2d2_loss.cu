@@ -60,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) r2d2_loss(
     __shared__ int is_last;
     const int sequence = blockIdx.x;
     float count = 0.0f;
+#pragma unroll 16  // so many are asked for before the first is there
     for (int i = threadIdx.x; i < LENGTH * NUM && !IS_OF_RANKS; i += THREADS) {
         count += valid[i] * weight[i % NUM] > 0.0f ? 1.0f : 0.0f;
     }
@@ -103,9 +104,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) r2d2_loss(
     float whole[NUM_FIGURES + 1];
 #pragma unroll
     for (int i = 0; i <= NUM_FIGURES; ++i) whole[i] = over_block(sum[i], of_warp);
+    float largest = 0.0f;
+    if (threadIdx.x < 32) {
+        for (int step = threadIdx.x; step < LENGTH; step += 32) largest = fmaxf(largest, sizes[step]);
+        for (int distance = 16; distance > 0; distance /= 2) {
+            largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
+        }
+    }
     if (threadIdx.x == 0) {
-        float largest = 0.0f;
-        for (int step = 0; step < LENGTH; ++step) largest = fmaxf(largest, sizes[step]);
         error[sequence] = eta * largest + (1.0f - eta) * whole[2] / fmaxf(whole[3], 1.0f);
         for (int i = 0; i < NUM_FIGURES; ++i) sums[sequence * NUM_FIGURES + i] = whole[i];
         __threadfence();
@@ -115,6 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) r2d2_loss(
     if (!is_last || threadIdx.x >= NUM_FIGURES) return;
     __threadfence();
     float all = 0.0f;
+#pragma unroll 16
     for (int i = 0; i < NUM; ++i) all += ((volatile float*)sums)[i * NUM_FIGURES + threadIdx.x];
     figures[threadIdx.x] = all / number;
     if (threadIdx.x == 0) ticket[0] = 0;
