@@ -5,6 +5,7 @@
 #include "warpdrive.cuh"
 
 constexpr int MOST_THREADS = 256;  // of a block
+constexpr int AT_ONCE = 4;         // numbers of a thread
 
 struct Piece {
     long long tensor;  // among all
@@ -93,14 +94,27 @@ extern "C" __global__ void adam_step(
         const Piece piece = ((const Piece*)pieces)[i];
         float* parameters = (float*)addresses[piece.tensor] + piece.first;
         const float step_size = *(const float*)rates[piece.tensor] / correction1;
-        for (int k = threadIdx.x; k < piece.count; k += blockDim.x) {
-            const long long at = piece.start + k;
-            const float slope = gradient[at] * shortened;
-            const float mean = average[at] + (1.0f - beta1) * (slope - average[at]);
-            const float mean_square = beta2 * square[at] + (1.0f - beta2) * slope * slope;
-            average[at] = mean;
-            square[at] = mean_square;
-            parameters[k] -= step_size * mean / (sqrtf(mean_square) / correction2 + epsilon);
+        for (int first = threadIdx.x; first < piece.count; first += AT_ONCE * blockDim.x) {
+            float slope[AT_ONCE], mean[AT_ONCE], mean_square[AT_ONCE], parameter[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j) {  // all are asked for before one is written
+                const int k = first + j * blockDim.x;
+                if (k >= piece.count) continue;
+                slope[j] = gradient[piece.start + k] * shortened;
+                mean[j] = average[piece.start + k];
+                mean_square[j] = square[piece.start + k];
+                parameter[j] = parameters[k];
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j) {
+                const int k = first + j * blockDim.x;
+                if (k >= piece.count) continue;
+                mean[j] = mean[j] + (1.0f - beta1) * (slope[j] - mean[j]);
+                mean_square[j] = beta2 * mean_square[j] + (1.0f - beta2) * slope[j] * slope[j];
+                average[piece.start + k] = mean[j];
+                square[piece.start + k] = mean_square[j];
+                parameters[k] = parameter[j] - step_size * mean[j] / (sqrtf(mean_square[j]) / correction2 + epsilon);
+            }
         }
     }
     if (blockIdx.x > 0) return;
