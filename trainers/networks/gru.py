@@ -74,7 +74,8 @@ class GRU(nn.Module):
         parts = memory.chunk(len(cells), dim=-1)
         kept = [self.walk(*one, starts, burn_in) for one in zip(cells, inputs, parts, strict=True)]
         hidden = [one if self.numbers_of_unit == 1 else one[..., : self.cell.hidden_size] for one in kept]
-        return apply_heads(self, hidden[0], hidden[-1]), torch.cat([steps[-1] for steps in kept], dim=-1)
+        last = [steps[-1] for steps in kept]
+        return apply_heads(self, hidden[0], hidden[-1]), last[0] if len(last) == 1 else torch.cat(last, dim=-1)
 
     def _encode_rows(self, trunk: nn.ModuleList, seen: torch.Tensor) -> torch.Tensor:
         """Of [L, N, features]. As rows, since an activation in place of what a layer gives as a view copies it twice on
@@ -110,4 +111,4 @@ def walk_by_steps(
             memory = cell(given, memory if starts is None else memory * (~starts[t]).unsqueeze(-1))
         if t >= burn_in:
             seen.append(memory)
-    return torch.stack(seen)
+    return torch.stack(seen) if len(seen) > 1 else seen[0].unsqueeze(0)

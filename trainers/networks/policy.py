@@ -116,7 +116,10 @@ class Policy(nn.Module):
 
     def _outputs_and_value(self, found: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.algorithm.outputs(self, found)
-        return outputs, found["value"].squeeze(-1) if "value" in found else outputs.max(-1).values
+        return outputs, self._value_of(found, outputs)
+
+    def _value_of(self, found: dict[str, torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
+        return found["value"].squeeze(-1) if "value" in found else outputs.max(-1).values
 
     def evaluate(self, samples: Samples) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What it makes now of steps it made before; gradients flow.
@@ -204,7 +207,10 @@ class Policy(nn.Module):
         def act() -> None:
             if self.memory_size:
                 sequence = None if critic_input is None else critic_input.unsqueeze(0)
-                (found,), (values,), after = self.unroll(observation.unsqueeze(0), sequence, memory)
+                heads, after = self.unroll_heads(observation.unsqueeze(0), sequence, memory)
+                heads = {name: one[0] for name, one in heads.items()}
+                found = self.algorithm.outputs(self, heads)
+                values = None if value is None else self._value_of(heads, found)
                 if keep_memory:
                     memory.copy_(after)
             else:
