@@ -201,7 +201,8 @@ def test_policies_are_loaded_in_python_as_they_were_saved_and_the_page_on_runs_s
 
 
 @pytest.mark.parametrize(
-    ("page", "file"), [("own_algorithm", "reinforce"), ("own_network", "nets"), ("callbacks", "curriculum")]
+    ("page", "file"),
+    [("own_algorithm", "reinforce"), ("own_network", "nets"), ("own_network", "memory"), ("callbacks", "curriculum")],
 )
 def test_pages_show_the_package_as_it_is(page, file):
     assert (
@@ -238,6 +239,26 @@ def test_two_armed_bandit_is_learned(tmp_path, device):
     trainer.train()
     assert trainer.run.metrics[-1]["rollout/ep_rew_mean"] > 3  # over the whole run; 2 by chance, 4 at most
     assert trainer.rollout.reward.mean().item() > 0.95
+
+
+OF_SEQUENCES = {"burn_in": 2, "length": 4, "period": 4, "learning_starts": 32, "batch_size": 4}
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "MAPPO", "R2D2"])
+def test_a_recurrent_network_that_sees_arrays_plays_learns_and_is_exported(algorithm, tmp_path, device, warpdrive):
+    reader = {"algorithm": algorithm, "model": {"type": "my_package.memory:Recurrent"}}
+    reader |= OF_SEQUENCES if algorithm == "R2D2" else {"num_epochs": 1, "num_minibatches": 1}
+    sizes = {"num_envs": 8, "train_batch_size": 64, "total_timesteps": 128, "device": device, "precision": "fp32"}
+    saving = {"basedir": str(tmp_path), "name": "remembers", "metrics_log_freq": 1}
+    trainer = Trainer(read_config({**CONFIG, "trainer": sizes, "policy": {"reader": reader}, "saving": saving,
+                                   "callbacks": []}, allow_import=True))  # fmt: skip
+    before = trainer.policies["reader"].network.cell.weight_hh.clone()
+    trainer.train()
+    assert not torch.equal(before, trainer.policies["reader"].network.cell.weight_hh)
+    if algorithm != "R2D2":  # what it says of whole sequences is what it said step by step
+        assert abs(trainer.run.metrics[0]["train/reader/approx_kl"]) < 1e-6
+    assert warpdrive("eval", trainer.run.path, "--episodes", 8) == 0
+    assert warpdrive("export", trainer.run.path, "--format", "torch") == 0
 
 
 VARIANTS = """

@@ -10,7 +10,7 @@ from trainers.acting.actor import Call
 from trainers.acting.epsilon_greedy import EpsilonGreedyActor
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
-from trainers.networks.features import Arrays
+from trainers.networks.features import Arrays, as_sequence
 
 if TYPE_CHECKING:
     from trainers.exploration.bandit import Bandits
@@ -48,8 +48,7 @@ class ArmActor(EpsilonGreedyActor):
 
     def _prepare_values(self, arrays: Arrays, memory: torch.Tensor | None, goes_on: bool = False) -> list[Call]:
         rows, calls = self.features.prepare_step(arrays, self._buffer)
-        sequence = {key: one.unsqueeze(0) for key, one in rows.items()} if isinstance(rows, dict) else rows.unsqueeze(0)
-        policy = self.policy
+        sequence, policy = as_sequence(rows), self.policy
 
         def act() -> None:
             found, after = policy.unroll_heads(sequence, None, memory.flatten(0, 1))

@@ -13,7 +13,7 @@ from torch import nn
 
 from trainers.experience.spec import spec_of
 from trainers.heads import MASKED, CategoricalHeads, GaussianHead, TanhHead, split_heads
-from trainers.networks.features import central_features, one_hot, torch_dtype
+from trainers.networks.features import as_sequence, central_features, one_hot, torch_dtype
 from trainers.networks.policy import Policy, features_of
 from warpdrive.env import Env
 from warpdrive.layout import GLOBAL_STATE, parts
@@ -132,7 +132,7 @@ class PortablePolicy(nn.Module):
         memory = None
         if self.memory_size:
             sequence = None if critic_input is None else critic_input.unsqueeze(0)
-            found, values, memory = self.policy.unroll(observation.unsqueeze(0), sequence, inputs[MEMORY])
+            found, values, memory = self.policy.unroll(as_sequence(observation), sequence, inputs[MEMORY])
             found, value = found[0], values[0]
         else:
             found, value = self.policy(observation, critic_input)

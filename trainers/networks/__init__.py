@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.networks.features import Inputs
     from trainers.settings.config import ModelConfig
 
-NOT_NETWORKS = {"critics", "features", "images", "last_layers", "mixer", "normalise", "policy"}
+NOT_NETWORKS = {"critics", "features", "images", "last_layers", "linear", "mixer", "normalise", "policy"}
 NETWORKS = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py") if file.stem not in NOT_NETWORKS)
 
 
@@ -75,7 +75,8 @@ def make_network(
         torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))  # torch's own layers draw globally
         try:
             network = kind(config, inputs, heads, generator)
-            for name, value in (("heads", dict(heads)), ("sees", "rows"), ("memory_size", 0)):
+            defaults = {"heads": dict(heads), "sees": "rows", "memory_size": 0, "sequence_length": None}
+            for name, value in defaults.items():
                 if not hasattr(network, name):
                     setattr(network, name, value)
             doing = "failed on two rows of zeros"
@@ -95,6 +96,8 @@ def make_network(
 
 def _try(type: str, network: Any, inputs: Inputs) -> Mapping[str, torch.Tensor]:
     """What a network makes of two rows of zeros, by head; of a recurrent one, in the first step."""
+    from trainers.networks.features import as_sequence
+
     shapes = {key: (space.shape, str(space.dtype)) for key, space in inputs.spaces.items()}
     if network.sees == "arrays":
         seen = {key: torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for key, (shape, dtype) in shapes.items()}
@@ -107,9 +110,8 @@ def _try(type: str, network: Any, inputs: Inputs) -> Mapping[str, torch.Tensor]:
         if not isinstance(found, Mapping):
             raise ConfigError(wrong.format("a dict by head of its forward", found.__class__.__name__))
         return found
-    sequence = {key: one.unsqueeze(0) for key, one in seen.items()} if isinstance(seen, dict) else seen.unsqueeze(0)
-    of_critic = None if of_critic is None else of_critic.unsqueeze(0)
-    found = network.unroll(sequence, of_critic, torch.zeros(2, network.memory_size))
+    of_critic = None if of_critic is None else as_sequence(of_critic)
+    found = network.unroll(as_sequence(seen), of_critic, torch.zeros(2, network.memory_size))
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Mapping)):
         raise ConfigError(wrong.format("(a dict by head, the memory) of its unroll", found.__class__.__name__))
     return {name: one[0] for name, one in found[0].items()}

@@ -29,6 +29,13 @@ def rows_of(observation: Observation, rows: slice) -> Observation:
     return observation[rows]
 
 
+def as_sequence(observation: Observation) -> Observation:
+    """What is seen in one step, [N, ...], as a sequence of it, [1, N, ...]."""
+    if isinstance(observation, dict):
+        return {name: one.unsqueeze(0) for name, one in observation.items()}
+    return observation.unsqueeze(0)
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What a network is made for."""

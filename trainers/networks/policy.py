@@ -15,7 +15,15 @@ from trainers.algorithms.algorithm import Algorithm
 from trainers.experience.spec import GroupSpec, spec_of
 from trainers.heads import Head
 from trainers.networks import make_network
-from trainers.networks.features import AGENT_ID, Features, Inputs, Observation, central_features, rows_of
+from trainers.networks.features import (
+    AGENT_ID,
+    Features,
+    Inputs,
+    Observation,
+    as_sequence,
+    central_features,
+    rows_of,
+)
 from trainers.networks.normalise import ObservationNorm, RewardNorm, RunningMoments, ValueNorm
 from trainers.settings.config import PolicyConfig
 from trainers.settings.outside import class_name, is_outside
@@ -108,8 +116,8 @@ class Policy(nn.Module):
         """The same by the network's heads, [N, numbers] each."""
         if self.memory_size:
             first = next(iter(observation.values())) if isinstance(observation, dict) else observation
-            memory = torch.zeros(len(first), self.memory_size, dtype=first.dtype, device=first.device)
-            sequence = [None if one is None else one.unsqueeze(0) for one in (observation, critic_input)]
+            memory = torch.zeros(len(first), self.memory_size, device=first.device)
+            sequence = [None if one is None else as_sequence(one) for one in (observation, critic_input)]
             found, _ = self.network.unroll(*self._normalised(*sequence), memory)
             return {name: one[0] for name, one in found.items()}
         return self.network(*self._normalised(observation, critic_input))
@@ -207,7 +215,7 @@ class Policy(nn.Module):
         def act() -> None:
             if self.memory_size:
                 sequence = None if critic_input is None else critic_input.unsqueeze(0)
-                heads, after = self.unroll_heads(observation.unsqueeze(0), sequence, memory)
+                heads, after = self.unroll_heads(as_sequence(observation), sequence, memory)
                 heads = {name: one[0] for name, one in heads.items()}
                 found = self.algorithm.outputs(self, heads)
                 values = None if value is None else self._value_of(heads, found)
