@@ -14,12 +14,20 @@ if TYPE_CHECKING:
     from trainers.replay.store import ReplayStore
 
 
+def between(ring: torch.Tensor, every: int, begin: int, end: int) -> torch.Tensor:
+    """Of a ring in which what is known every so many steps of step s lies in row s / every, counted around: that of
+    steps which lie side by side."""
+    first, last = -(-begin // every), -(-end // every)
+    row = first % len(ring)
+    return ring[row : row + last - first]
+
+
 def rows_of(store: ReplayStore, begin: int, end: int) -> dict[str, torch.Tensor]:
     """What is known of these steps: views, but for what lies in several tiers."""
     if (tiered := store.tiered) is not None:
         return tiered.rows(begin, end)
     tensors, num_slots = store.tensors, store.num_slots
-    return {name: _between(one, num_slots // len(one), begin, end) for name, one in tensors.items()}
+    return {name: between(one, num_slots // len(one), begin, end) for name, one in tensors.items()}
 
 
 def like_of(store: ReplayStore, begin: int, end: int) -> dict[str, torch.Tensor]:
@@ -30,13 +38,6 @@ def like_of(store: ReplayStore, begin: int, end: int) -> dict[str, torch.Tensor]
 def files_of(store: ReplayStore) -> Filed | None:
     """Its tier of files, if it has one."""
     return None if store.tiered is None else store.tiered.files
-
-
-def _between(tensor: torch.Tensor, every: int, begin: int, end: int) -> torch.Tensor:
-    """Of a ring in which what is known every so many steps of step s lies in row s / every, counted around."""
-    first, last = -(-begin // every), -(-end // every)
-    row = first % len(tensor)
-    return tensor[row : row + last - first]
 
 
 def small_tensors_of(store: ReplayStore, head: int) -> dict[str, torch.Tensor]:

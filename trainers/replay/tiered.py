@@ -16,6 +16,7 @@ from trainers.errors import MemoryShortError
 from trainers.replay.file_tier import Filed
 from trainers.replay.listing import REPLAY
 from trainers.replay.records import Sizes
+from trainers.replay.rows import between
 from trainers.replay.storage import Layout, bytes_of
 from trainers.replay.tiers import Division
 from trainers.run import disk
@@ -156,9 +157,7 @@ class Tiered:
 
     def _copy_down(self, begin: int, end: int) -> None:
         for name, warm in self.warm.items():
-            hot = self.hot[name]
-            every, slots = self._every(name), self.layout.num_slots if name == "done" else self.division.hot
-            to, of = (_rows(one, every, n, begin, end) for one, n in ((warm, self.division.warm), (hot, slots)))
+            to, of = (between(ring, self._every(name), begin, end) for ring in (warm, self.hot[name]))
             to.copy_(of, non_blocking=True)
         if self.side is not None:
             self._came_down = self.side.record_event()
@@ -223,7 +222,7 @@ class Tiered:
                 begin = stop
                 continue
             stop = min(stop, (begin // slots + 1) * slots)
-            yield _rows(ring, every, slots, begin, stop)
+            yield between(ring, every, begin, stop)
             begin = stop
 
     def put(self, begin: int, rows: Rows, head: int) -> None:
@@ -244,7 +243,7 @@ class Tiered:
                 while start < stop:
                     until = min(stop, (start // slots + 1) * slots)
                     of = given[(start - begin) // every : -(-(until - begin) // every)]
-                    _rows(ring, every, slots, start, until).copy_(of)
+                    between(ring, every, start, until).copy_(of)
                     start = until
 
     def restored(self, head: int) -> None:
@@ -380,13 +379,6 @@ def _check_folder(folder: str | None) -> None:
     except OSError as error:
         why = disk.why_not_written(error, Path(folder))
         raise ConfigError(f"tiers.folder: no files can be written to {folder} ({why}). Name one that can.") from None
-
-
-def _rows(ring: torch.Tensor, every: int, slots: int, begin: int, end: int) -> torch.Tensor:
-    """Of a ring of so many slots, what is known of steps that lie side by side in it."""
-    first, last = -(-begin // every), -(-end // every)
-    row = first % (slots // every)
-    return ring[row : row + last - first]
 
 
 def _sizes(of_rings: Sizes, division: Division, slots: int) -> Sizes:
