@@ -65,6 +65,7 @@ def move(old: Kept, new: Kept, head: int) -> None:
         new.small["num_dropped"] += (code >= TRUNCATED) & (row < 0)
         moved = torch.where(code >= TRUNCATED, torch.where(row < 0, TERMINATED, TRUNCATED + row), code)
         done[(step - shift) % len(done)].copy_(moved)
+    done[(head - shift) % len(done)].zero_()  # of the oldest step, which is gone
     new.small["head"].fill_(head - shift)
 
 

@@ -11,10 +11,12 @@ from replay_oracle import Kept, Played
 from tiered_stores import WINDOW, make, of_batch
 
 from trainers.errors import NotSavedError
+from trainers.experience.field import Field
 from trainers.replay import store as store_module
 from trainers.replay.limits import SampleToInsertRatio
 from trainers.replay.own_checkpoints import StoreCheckpoints
 from trainers.replay.selectors import Prioritized, Uniform
+from trainers.replay.store import ReplayStore
 from trainers.replay.tiers import File
 from trainers.replay.windows import Transitions
 from trainers.run import disk
@@ -135,6 +137,33 @@ def test_what_goes_into_a_larger_store_is_saved_and_restored_again(tmp_path, bac
     assert capsys.readouterr().out == ""
     for name, one in large.store.state().items():
         assert torch.equal(one, again.store.state()[name]), name
+
+
+@pytest.mark.parametrize("windows", [3, 5, 6, 9])
+@pytest.mark.parametrize("lengths", [(1, None), (1, 1), (1, 2), (2, 1), (None, 1)])
+def test_ends_of_episodes_go_with_their_steps_into_a_store_of_another_size(tmp_path, backend, windows, lengths):
+    """Each step is cut off. Step s pays s, and ends before 1,000 + s is seen; the ring has gone round."""
+
+    def make_store(num_windows, length):
+        more = {} if length is None else {"episode_length": length}
+        fields = [Field("observation", (1,), extra=1), Field("reward")]
+        return ReplayStore(fields, 3, 1, 4, capacity=12 * num_windows, backend=backend, **more)
+
+    old, new = make_store(6, lengths[0]), make_store(windows, lengths[1])
+    for begin in range(0, 32, 4):
+        number = torch.arange(begin, begin + 5.0, device=backend.device).view(5, 1, 1).expand(5, 3, 1)
+        ends = torch.ones(4, 3, dtype=torch.bool, device=backend.device)
+        last = {"final_observation": 1000 + number[:4].unsqueeze(-1), "terminated": ~ends, "truncated": ends}
+        old.add({"observation": number.unsqueeze(-1), "reward": number[:4], **last})
+    StoreCheckpoints(old, tmp_path).save()
+    assert StoreCheckpoints(new, tmp_path).restore() is not None
+    table = new.table("all", Uniform(), Transitions(gamma=0.5))
+    batch = table.draw(table.num_drawable)
+    has_end = batch.discount > 0  # or there was no room for what was seen at its end
+    assert has_end.any() and (batch.discount[has_end] == 0.5).all()
+    seen, ended = (next(iter(one.values())).flatten() for one in (batch.observation, batch.next_observation))
+    assert torch.equal(seen, batch.reward)
+    assert torch.equal(ended[has_end], 1000 + batch.reward[has_end])
 
 
 @pytest.mark.parametrize("windows", [4, 8, 16])
