@@ -43,6 +43,7 @@ from trainers.replay.listing import (
 from trainers.replay.of_ranks import EMPTY, WAYS_OUT, Cut, moved_stores, name_on, of_envs, sources_of
 from trainers.replay.resizing import store_of_size
 from trainers.replay.rows import files_of, like_of, ring_of, rows_of, small_tensors_of, step_bytes_of
+from trainers.replay.selectors import Uniform
 from trainers.replay.stamps import Stamps
 from trainers.replay.storage import why_not_kept
 from trainers.run import disk
@@ -209,6 +210,9 @@ class Chunks:
                 why = "files hold not all steps" if store.tiered is None else "tiers take over no other rank's envs"
                 told = f"{folder}: {name} was of another number of ranks, and {why}"
                 raise CheckpointError(f"{told}. Leave num_gpus as it was. {EMPTY}")
+            if (was_admitted := _admitted_otherwise(store, listing)) is not None:
+                told = f"{folder}: {name} is drawn from uniformly, which an admit of chunks changes, and had admit: "
+                raise CheckpointError(f"{told}{was_admitted}. Leave tiers.admit as it was. {EMPTY}")
             if listing.gaps and files_of(store) is None:
                 raise CheckpointError(f"{folder}: of {name} files hold not all steps. Keep its tiers. {EMPTY}")
             if listing.gaps and not store.tiered.division.takes_gaps_of(listing.tiers):
@@ -345,6 +349,20 @@ def check_sums(folder: Path, listing: Listing, way_out: str = WAYS_OUT) -> None:
                 raise CheckpointError(f"{path}: damaged: {size} bytes of {part.bytes}. {way_out}")
             if hashlib.file_digest(file, "sha256").hexdigest() != part.sha256:
                 raise CheckpointError(f"{path}: damaged: it is not what was written. {way_out}")
+
+
+def _admitted_otherwise(store: ReplayStore, listing: Listing) -> str | None:
+    """What a checkpoint's files admitted, where a table that draws uniformly has to know now of steps which are not
+    there, and had not to, or the other way round."""
+    if listing.gaps and not listing.tiers:  # of an older version, which does not say
+        return None
+    was = listing.tiers.get("admit", "all")
+    has_holes = store.tiered is not None and store.tiered.division.has_holes
+    by_count = (
+        type(one.selector) is Uniform and not one.max_times_sampled and not one.max_staleness
+        for one in store.tables.values()
+    )
+    return was if (was != "all") != has_holes and any(by_count) else None
 
 
 def _check_tensors(

@@ -232,6 +232,16 @@ def test_a_checkpoint_whose_tiers_counted_less_counts_on_from_what_it_has(tmp_pa
         load_checkpoint(path.parent)
 
 
+@pytest.mark.parametrize(("was", "now"), [("all", "stride:2"), ("stride:2", "all")])
+def test_uniform_draws_keep_to_whether_all_is_admitted(tmp_path, was, now):
+    """Where chunks are left out, a tree says which; with priorities there is one in any case."""
+    trainer = run_with_files_in(None, tmp_path, length=480, tiers={"admit": was})
+    trainer.train()
+    with pytest.raises(CheckpointError, match=f"had admit: {was}. Leave tiers.admit as it was. saving.replay=false"):
+        run_with_files_in(None, tmp_path, trainer.run.path, length=480, tiers={"admit": now})
+    run_with_files_in(None, tmp_path, trainer.run.path, length=480, tiers={"admit": was})
+
+
 def everything_in(folder) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
