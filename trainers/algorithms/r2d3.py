@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.spec import GroupSpec
     from trainers.learning.guard import Guard
     from trainers.replay.of_group import SampledSequences
+    from trainers.replay.store import ReplayStore
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,17 @@ def why_no_demonstrations(config: R2D3Config, spec: GroupSpec) -> str | None:
     return None
 
 
+def why_not_learned_from(demonstrations: ReplayStore, num_actions: int) -> str | None:
+    """What is in a dataset's steps that no player can have played, or no network learns from; None: nothing."""
+    least, most = (int(one) for one in demonstrations.tensors["action"].aminmax())
+    if least < 0 or most >= num_actions:
+        return f"'action' holds {least if least < 0 else most}, and never but from 0 to {num_actions - 1}"
+    for name, one in demonstrations.state().items():
+        if one.is_floating_point() and not one.isfinite().all():
+            return f"'{name}' holds a NaN or an infinity"
+    return None
+
+
 def mixed(is_demo: torch.Tensor, demos: SampledSequences, played: SampledSequences) -> SampledSequences:
     """A batch whose item i is demonstration i where `is_demo` [N] says so, else i of what was played. Demonstrations
     begin with an empty memory."""
@@ -128,11 +140,8 @@ class R2D3(R2D2):
         super().__init__(config, group, guard, seed)
         backend = group.rollout.env.backend
         self.demonstrations = read_dataset(Path(config.demonstrations), backend, seed)
-        least, most = (int(one) for one in self.demonstrations.tensors["action"].aminmax())
-        last = int(group.spec.action_space.n) - 1
-        if least < 0 or most > last:
-            told = f"'action' holds {least if least < 0 else most}, and never but from 0 to {last}"
-            raise ConfigError(f"policy.{group.name}.demonstrations: {config.demonstrations}: {told}. Record it anew.")
+        if (why := why_not_learned_from(self.demonstrations, int(group.spec.action_space.n))) is not None:
+            raise ConfigError(f"policy.{group.name}.demonstrations: {config.demonstrations}: {why}. Record it anew.")
         how = {"halted": guard.flag_of(group.name), "world": self.world}
         self.demo_table = self.demonstrations.table("demonstrations", config.selector(), config.window(), **how)
         for call in self.demo_table.added:  # all of them came in before there was a table

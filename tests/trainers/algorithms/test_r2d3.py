@@ -178,15 +178,23 @@ def test_a_run_does_not_go_on_with_other_demonstrations_unless_it_is_told_to(mak
         make(trainer.run.path, demonstrations=str(folder))
 
 
-@pytest.mark.parametrize("action", [-1, 2])
-def test_a_demonstration_of_what_cannot_be_done_is_refused(make, monkeypatch, action):
+@pytest.mark.parametrize(
+    ("name", "number", "told"),
+    [
+        ("action", -1, "'action' holds -1, and never but from 0 to 1"),
+        ("action", 2, "'action' holds 2, and never but from 0 to 1"),
+        ("reward", float("nan"), "'reward' holds a NaN or an infinity"),
+        ("reward", float("-inf"), "'reward' holds a NaN or an infinity"),
+    ],
+)
+def test_a_demonstration_of_what_cannot_be_learned_from_is_refused(make, monkeypatch, name, number, told):
     read = dataset_module.read_dataset
 
     def forged(*how):
         store = read(*how)
-        store.tensors["action"][3] = action
+        store.state()[name][3] = number
         return store
 
     monkeypatch.setattr(dataset_module, "read_dataset", forged)
-    with pytest.raises(ConfigError, match=rf"policy\.agent\.demonstrations: .*'action' holds {action}, and never but"):
+    with pytest.raises(ConfigError, match=rf"policy\.agent\.demonstrations: .*{told}. Record it anew"):
         make()
