@@ -113,7 +113,8 @@ def _arrays_of(episode: Any, told: str) -> dict[str, Any]:
     for name, array in found.items():
         is_array = not isinstance(array, Mapping) and hasattr(array, "dtype") and len(array.shape) > 0
         if not is_array or _native(array) not in KEPT:
-            raise ConfigError(f"{told}: '{name}' is no array of numbers, which is all that a store keeps.")
+            kind = f"of {_native(array)}" if is_array else "no array"
+            raise ConfigError(f"{told}: '{name}' is {kind}; a store keeps arrays of {', '.join(KEPT)}.")
         if not NAME.fullmatch(name):
             raise ConfigError(f"{told}: '{name}' is no name of a field: letters, digits and '_'. Rename it there.")
     return found
@@ -131,11 +132,13 @@ def _length_of(arrays: Mapping[str, Any], first: Mapping[str, Any], told: str) -
     length = len(arrays[REWARD])
     if arrays[REWARD].shape != (length,):
         raise ConfigError(f"{told}: rewards are {list(arrays[REWARD].shape)}, expected one number a step.")
+    if not length:
+        raise ConfigError(f"{told}: has no steps. Leave it out.")
     for name in {**first, **arrays}:
         if name not in arrays or name not in first or arrays[name].shape[1:] != first[name].shape[1:]:
             raise ConfigError(f"{told}: '{name}' has another shape than in the first episode. Leave one of them out.")
         expected = length + name.startswith(OBSERVATION)
-        if len(arrays[name]) != expected or not length:
+        if len(arrays[name]) != expected:
             raise ConfigError(f"{told}: {len(arrays[name])} of '{name}' for {length} rewards, expected {expected}.")
     return length
 
@@ -176,7 +179,8 @@ def _fill(
     """
     for name, array in arrays.items():
         read = array[:]
-        kept = read.astype(_kept_as(name, array))
+        with np.errstate(over="ignore"):  # what is too large for its type is an infinity then, and told
+            kept = read.astype(_kept_as(name, array))
         if not (kept == read).all() and kept.dtype.kind == "i":
             raise ConfigError(f"{told}: '{name}' holds whole numbers beyond 32 bits, which a store does not keep.")
         if not np.isfinite(kept).all():
