@@ -167,12 +167,18 @@ def test_observations_may_be_one_array_or_groups_within_groups(tmp_path, backend
 
 BAD = {
     "goes on after its end": {"terminations": np.array([True, False, False])},
-    "'action' is no array of numbers": {"actions": {"a": np.zeros(3)}},
+    "'action' is no array; a store keeps arrays of bool, ": {"actions": {"a": np.zeros(3)}},
+    "'action' is of uint64; a store keeps": {"actions": np.zeros(3, np.uint64)},
     "3 of 'observation' for 3 rewards, expected 4": {"observations": np.zeros((3, 1))},
     "lacks observations, actions or rewards": {"rewards": None},
     "is no name of a field": {"observations": {"a b": np.zeros((4, 1))}},
     r"rewards are \[3, 2\], expected one number a step": {"rewards": np.zeros((3, 2))},
     "'reward' holds a NaN or an infinity": {"rewards": np.array([0, np.nan, 1])},
+    "'reward' holds a NaN or an infinity. Leave": {"rewards": np.array([0, 1e300, 1])},
+    "has no steps. Leave it out": {
+        "observations": np.zeros((1, 1)), **dict.fromkeys(("actions", "rewards"), np.zeros(0)),
+        **dict.fromkeys(("terminations", "truncations"), np.zeros(0, bool)),
+    },
     "'action' holds whole numbers beyond 32 bits": {"actions": np.array([0, 1 << 40, 1])},
     "terminations are None, expected one for each of 3": {"terminations": None},
     r"truncations are \[0\], expected one for each of 3": {"truncations": np.zeros(0, bool)},
