@@ -58,7 +58,7 @@ ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
         "central_critic": ("false",),
         "normalize_return": ("false",),
         "clip_value": ("false",),
-        "min_advantage_std": ("0.0",),
+        "min_advantage_std": ("0.5",),
     },
 }
 """By algorithm: other values of each key, as YAML. No task here has agents who leave for their team: what

@@ -10,11 +10,11 @@ Source: Yu et al. 2022, "The surprising effectiveness of PPO in cooperative mult
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 from trainers.algorithms.ppo import PPO, PPOConfig
 from trainers.settings.config import ModelConfig
-from warpdrive.config import Between, Count, Positive
+from warpdrive.config import Count, Positive
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,6 @@ class MAPPOConfig(PPOConfig):
     """Passes over each rollout: the paper takes 5 to 15, fewer where a task is hard."""
     max_grad_norm: Positive = 10.0
     """How long the gradient of all the policy's parameters together may be."""
-    min_advantage_std: Annotated[float, Between(0, 100)] = 0.5
-    """The part of the returns' standard deviation that advantages are divided by at least, of normalize_return. 0:
-    by their own, however small."""
     model: MAPPOModelConfig = field(default_factory=MAPPOModelConfig)
 
 

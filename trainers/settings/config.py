@@ -286,7 +286,7 @@ class ActorCriticConfig(PolicyConfig):
     min_advantage_std: Annotated[float, Between(0, 100)] = 0.0
     """The part of the returns' standard deviation that normalised advantages are divided by at least, where
     normalize_return keeps it: where little that an agent does matters its advantages are noise, which would else be
-    made as large as a signal. 0: by their own, however small. A2C's and MAPPO's is 0.5."""
+    made as large as a signal. 0: by their own, however small. A2C's is 0.5."""
     normalize_return: bool = True
     """Whether the critic learns returns of mean 0 and standard deviation 1, by what was seen so far; its last layer
     moves with them (PopArt). With normalize_advantage rewards of a thousandth, of one and of thousands then make the
