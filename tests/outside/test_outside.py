@@ -307,6 +307,7 @@ import torch
 from torch import nn
 from trainers.algorithms.algorithm import Algorithm
 from trainers.callbacks import Callback
+from my_package.memory import Recurrent
 from my_package.nets import Cnn
 
 class Headless(Cnn):
@@ -327,6 +328,53 @@ class Remembers(Listed):
 
 class Other(Cnn):
     def __init__(self, num_features, heads): pass
+
+class Double(Cnn):
+    def forward(self, observation, critic_input=None):
+        return {name: one.double() for name, one in super().forward(observation).items()}
+
+class Pixels(Cnn):
+    sees = "pixels"
+
+class Unread(Recurrent):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.memory_size = 16.0
+
+class Endless(Recurrent):
+    sequence_length = 0
+
+class Narrow(Recurrent):
+    def unroll(self, *given):
+        found, memory = super().unroll(*given)
+        return found, memory[:, :1]
+
+class OneRow(Recurrent):
+    def unroll(self, *given):
+        found, memory = super().unroll(*given)
+        return found, memory[:1]
+
+class OneStep(Recurrent):
+    def unroll(self, *given):
+        found, memory = super().unroll(*given)
+        return {name: one[:1] for name, one in found.items()}, memory
+
+class WholeBurnIn(Recurrent):
+    def unroll(self, observation, critic_input, memory, starts=None, burn_in=0):
+        return super().unroll(observation, critic_input, memory, starts)
+
+class Attached(Recurrent):
+    def unroll(self, observation, critic_input, memory, starts=None, burn_in=0):
+        found, memory = super().unroll(observation, critic_input, memory, starts)
+        return {name: one[burn_in:] for name, one in found.items()}, memory
+
+class Sevens(Recurrent):
+    sequence_length = 7
+
+class Frozen(Cnn):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.requires_grad_(False)
 
 class Unmade(Cnn):
     def __init__(self, config, inputs, heads, generator): inputs.nothing
@@ -369,10 +417,21 @@ def broken(tmp_path, monkeypatch) -> Iterator[None]:
         ("algorithm", "lacking:A", "importing lacking failed: ModuleNotFoundError: No module named 'not_installed'"),
         ("model.type", "my_package.reinforce:Reinforce", "is no Module. Derive it from torch.nn"),
         ("model.type", "broken:Headless", "'broken:Headless': gave nothing as 'policy' for two rows, expected "),
-        ("model.type", "broken:Wide", "gave [2, 3] as 'policy' for two rows, expected [2, 2]."),
+        ("model.type", "broken:Wide", "gave [2, 3] float32 as 'policy' for two rows, expected [2, 2] float"),
         ("model.type", "broken:Fails", "failed on two rows of zeros: KeyError: 'picture'"),
         ("model.type", "broken:Listed", "expected a dict by head of its forward, and got a list. See docs/own_network"),
         ("model.type", "broken:Remembers", "expected (a dict by head, the memory) of its unroll, and got a dict. See"),
+        ("model.type", "broken:Double", "gave [2, 2] float64 as 'policy' for two rows, expected [2, 2] float32. See"),
+        ("model.type", "broken:Pixels", "its sees is 'pixels', expected 'rows' or 'arrays'. See docs/own_network.md."),
+        ("model.type", "broken:Unread", "its memory_size is 16.0, expected a whole number of at least 0. See docs/own"),
+        ("model.type", "broken:Endless", "its sequence_length is 0, expected a whole number of at least 1, or None."),
+        ("model.type", "broken:Narrow", "gave [2, 1] float32 as the memory after 3 steps of two rows, expected [2,"),
+        ("model.type", "broken:OneRow", "gave [1, 16] float32 as the memory after 3 steps of two rows, expected [2,"),
+        ("model.type", "broken:OneStep", "gave [1, 2, 2] float32 as 'policy' for 3 steps of two rows, expected [3,"),
+        ("model.type", "broken:WholeBurnIn", "for 3 steps of two rows with burn_in 1, expected [2, 2, 2] float32. See"),
+        ("model.type", "broken:Attached", "its unroll lets gradients reach what comes before its burn_in. Detach the"),
+        ("model.type", "broken:Sevens", "its network's sequence_length 7 does not divide the 8 steps of an iter"),
+        ("model.type", "broken:Frozen", "has no parameter that learns. Say to_train: false of its policy."),
         ("model.type", "broken:Other", "takes (num_features, heads), expected (config, inputs, heads, generator). See"),
         ("model.type", "broken:Unmade", "its constructor failed: AttributeError: 'Inputs' object has no attribute"),
         ("callbacks", "my_package.nets:Cnn", "callbacks[0]: callback 'my_package.nets:Cnn': is no Callback."),

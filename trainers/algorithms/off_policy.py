@@ -53,8 +53,8 @@ class OffPolicyConfig(PolicyConfig):
     """Whether what is learned from are single steps of single agents, which another goal can be given."""
 
     buffer_size: Count = 100_000
-    """Transitions that are kept, over all envs and agents, rounded up to whole iterations. Each of several GPUs keeps
-    those of its envs."""
+    """Transitions that are kept, over all envs and agents, rounded up to whole iterations, and to what an item
+    takes of each env. Each of several GPUs keeps those of its envs."""
     n_step: Annotated[int, Between(1, 1_000)] = 1
     """Rewards that are added up ahead of the value of what is seen then; fewer where the episode ends."""
     prioritized: bool = False

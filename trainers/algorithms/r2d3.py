@@ -22,6 +22,7 @@ from trainers import torch_later as torch
 from trainers.algorithms.algorithm import START, Clock, Figures, State
 from trainers.algorithms.r2d2 import R2D2, R2D2Config
 from trainers.settings.config import PathName
+from trainers.settings.divisors import nearest_divisors
 from warpdrive.config import Between
 from warpdrive.errors import ConfigError, WarpDriveError
 
@@ -85,10 +86,8 @@ def why_no_demonstrations(config: R2D3Config, spec: GroupSpec) -> str | None:
         if config.period % one.every or config.burn_in % one.every:
             return f"{told} '{one.name}' is there every {one.every} steps. Make period and burn_in multiples of it."
     if layout.num_slots % config.period:
-        fit = [period for period in range(1, layout.num_slots + 1) if layout.num_slots % period == 0]
-        nearest = max(one for one in fit if one < config.period), min(one for one in fit if one > config.period)
         told += f" period {config.period} does not divide their {layout.num_slots} slots."
-        return f"{told} Take {nearest[0]} or {nearest[1]}."
+        return f"{told} The nearest that do: {nearest_divisors(layout.num_slots, config.period)}."
     return None
 
 

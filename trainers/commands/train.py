@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainers.algorithms import warnings_of
 from trainers.errors import UnreadableError
 from trainers.run.disk import check_runs_folder
 from trainers.run.manifest import RESOLVED_CONFIG
@@ -33,6 +34,8 @@ RESUME = "WARPDRIVE_RESUME"
 """Variable: which run the launcher's ranks go on with, whatever the command line says; empty: a new one."""
 CHEAP_SAMPLES = 1 << 20
 """Samples of an iteration that a dry run still makes on a CPU."""
+MOST_SECONDS = 10
+"""That a dry run plays ahead of the first update from a store."""
 MOST_TIMED = 50
 """Iterations that it takes the time of, where few of them learn."""
 
@@ -212,6 +215,8 @@ def dry_run(config: Config, say: Callable[[str], None] = tell) -> int:
             trainer.guard.raise_if_halted(trainer.iteration)  # waits for the device
             for line in _plan_of_stores(trainer, config):
                 say(line)
+    for line in warnings_of(config, env):
+        say(line)
     done = "two steps and an update were made" if learns else "two steps were made; an update would take long here"
     say(f"dry run: everything was made, {done}, nothing was kept")
     return 0
@@ -249,10 +254,13 @@ def _plan_of_stores(trainer: Trainer, config: Config) -> Iterator[str]:
         return
     settings = trainer.config.trainer
     replaying = [one for one in trainer.config.policy.values() if isinstance(one, OffPolicyConfig)]
-    for one in replaying:
-        steps = max(one.steps_needed, -(-one.batch_size // settings.num_envs))
-        while trainer.iteration * settings.num_steps < steps + settings.num_steps:  # the first update prepares some
+    needed = max((max(one.steps_needed, -(-one.batch_size // settings.num_envs)) for one in replaying), default=0)
+    started, learns = time.perf_counter(), True
+    while trainer.iteration * settings.num_steps < needed + settings.num_steps:  # the first update prepares some
+        if learns := time.perf_counter() - started < MOST_SECONDS:
             trainer.iterate()
+        else:
+            break
     trainer.guard.raise_if_halted(trainer.iteration)
     per_iteration = min(one.replay_ratio for one in replaying) * settings.train_batch_size if replaying else 1.0
     num_timed = min(MOST_TIMED, math.ceil(1 / per_iteration))  # one update at least
@@ -266,6 +274,7 @@ def _plan_of_stores(trainer: Trainer, config: Config) -> Iterator[str]:
         number = math.ceil(store.num_slots / trainer.config.trainer.num_steps)
         sizes = f"{printed_size(store.num_bytes)} of steps and {printed_size(others)} besides"
         full = f"full after {number:,} iterations, about {number * seconds:,.0f} s as the last ones went"
+        full += "" if learns else ", without updates: it would take long until the first"
         yield f"{name}: {sizes} on {trainer.env.device}; {full}"
         division = None if store.tiered is None else store.tiered.division
         for where, num_bytes, first in () if division is None else division.plan():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainers import torch_later as torch
 from trainers.settings.outside import config_class, import_class, is_outside
 from warpdrive.config import did_you_mean
-from warpdrive.errors import ConfigError, WarpDriveError
+from warpdrive.errors import ConfigError
 
 if TYPE_CHECKING:  # a config is checked before torch is loaded
     from torch import nn
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.networks.features import Inputs
     from trainers.settings.config import ModelConfig
 
-NOT_NETWORKS = {"critics", "features", "images", "last_layers", "linear", "mixer", "normalise", "policy"}
+NOT_NETWORKS = {"critics", "features", "images", "last_layers", "linear", "mixer", "normalise", "policy", "trial"}
 NETWORKS = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py") if file.stem not in NOT_NETWORKS)
 
 
@@ -70,6 +70,8 @@ def make_network(
         takes = f"its constructor takes ({', '.join(signature.parameters)})"
         expected = "expected (config, inputs, heads, generator). See docs/own_network.md."
         raise ConfigError(f"network '{type}': {takes}, {expected}") from None
+    from trainers.networks.trial import try_network
+
     doing = "its constructor failed"
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.manual_seed(int(torch.randint(1 << 62, (), generator=generator)))  # torch's own layers draw globally
@@ -80,41 +82,13 @@ def make_network(
                 if not hasattr(network, name):
                     setattr(network, name, value)
             doing = "failed on two rows of zeros"
-            found = _try(type, network, inputs)
-        except WarpDriveError:
-            raise
+            why = try_network(network, inputs, heads)
         except Exception as error:
             reason = " ".join(f"{error.__class__.__name__}: {error}".split())
             raise ConfigError(f"network '{type}': {doing}: {reason}") from error
-    for name, size in heads.items():
-        one = found.get(name)
-        what = list(one.shape) if isinstance(one, torch.Tensor) else "nothing"
-        if what != [2, size]:
-            raise ConfigError(f"network '{type}': gave {what} as '{name}' for two rows, expected [2, {size}].")
+    if why is not None:
+        raise ConfigError(f"network '{type}': {why}. See docs/own_network.md.")
     return network
-
-
-def _try(type: str, network: Any, inputs: Inputs) -> Mapping[str, torch.Tensor]:
-    """What a network makes of two rows of zeros, by head; of a recurrent one, in the first step."""
-    from trainers.networks.features import as_sequence
-
-    shapes = {key: (space.shape, str(space.dtype)) for key, space in inputs.spaces.items()}
-    if network.sees == "arrays":
-        seen = {key: torch.zeros(2, *shape, dtype=getattr(torch, dtype)) for key, (shape, dtype) in shapes.items()}
-    else:
-        seen = torch.zeros(2, inputs.num_features)
-    of_critic = None if inputs.num_critic_features is None else torch.zeros(2, inputs.num_critic_features)
-    wrong = f"network '{type}': expected {{}}, and got a {{}}. See docs/own_network.md."
-    if not network.memory_size:
-        found = network(seen, of_critic)
-        if not isinstance(found, Mapping):
-            raise ConfigError(wrong.format("a dict by head of its forward", found.__class__.__name__))
-        return found
-    of_critic = None if of_critic is None else as_sequence(of_critic)
-    found = network.unroll(as_sequence(seen), of_critic, torch.zeros(2, network.memory_size))
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Mapping)):
-        raise ConfigError(wrong.format("(a dict by head, the memory) of its unroll", found.__class__.__name__))
-    return {name: one[0] for name, one in found[0].items()}
 
 
 def _check_known(type: str) -> None:

@@ -28,6 +28,7 @@ from trainers.settings.config import (
     TrainerConfig,
     hints_for,
 )
+from trainers.settings.divisors import multiples_around, nearest_divisors
 from trainers.settings.outside import check_allowed, is_outside
 from warpdrive.config import (
     Problems,
@@ -47,8 +48,6 @@ from warpdrive.layout import parts
 
 MAX_COUNT = 1_000_000
 """Of what an env counts in its config, such as agents: more is a slip, and would fill the host's memory."""
-MAX_TRIES = 100_000
-"""Numbers looked at for one that divides another."""
 SECTIONS = {
     "trainer": TrainerConfig,
     "saving": SavingConfig,
@@ -96,6 +95,8 @@ class _Reader:
         self.allow_import = allow_import
         self.adds_metrics = False
         """Whether callbacks may."""
+        self.lengths: dict[str, int | None] = {}
+        """By policy, the sequence_length of a network from outside that remembers."""
         self.configs = {name: find_algorithm(name)[1] for name in ALGORITHMS}
         self.known = {
             **{name: _keys(cls) for name, cls in SECTIONS.items()},
@@ -114,15 +115,15 @@ class _Reader:
             message = f"a group of its agents is called '{SHARED}', which means all agents here. Call it otherwise."
             self._add(message, "name")
         policy = self._policies(env)
-        if trainer is not None:
-            trainer = _with_batch(trainer, [one for one in policy.values() if one is not None])
-            self._check_trainer(trainer, env)
-            if population is not None and population.size > 1 and trainer.num_gpus > 1:
-                self._add("runs side by side are on one GPU. Set trainer.num_gpus: 1.", "population", "size")
         if env is not None:
             for name, one in policy.items():
                 if one is not None and is_outside(one.model.type) and (name in env.groups or name == SHARED):
                     self._try_network(name, one, env)
+        if trainer is not None:
+            trainer = _with_batch(trainer, policy, self.lengths)
+            self._check_trainer(trainer, env)
+            if population is not None and population.size > 1 and trainer.num_gpus > 1:
+                self._add("runs side by side are on one GPU. Set trainer.num_gpus: 1.", "population", "size")
         if trainer is not None and env is not None:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):
@@ -316,17 +317,18 @@ class _Reader:
         num_agents = env.num_agents if name == SHARED else len(env.groups[name].agents)
         num_gpus, of_each = trainer.num_gpus, "" if trainer.num_gpus == 1 else " on each GPU"
         if policy.of_rank(num_gpus) is not policy and (batch_size := getattr(policy, "batch_size", 0)) % num_gpus:
-            near = " and ".join(str(n) for n in _multiples_around(batch_size, num_gpus))
+            near = " and ".join(str(n) for n in multiples_around(batch_size, num_gpus))
             message = f"{batch_size} transitions cannot be shared out evenly over num_gpus: {num_gpus}."
             self._add(f"{message} The nearest that can: {near}.", "policy", name, "batch_size")
         number, of_unit = trainer.train_batch_size * num_agents // num_gpus, 1
         what = "samples (train_batch_size x agents)"
-        if policy.model.remembers:
-            length = policy.model.sequence_length or trainer.num_steps
+        if policy.model.remembers or (name in self.lengths and not hasattr(policy, "replay_ratio")):
+            key, its = ("sequence_length", "") if policy.model.remembers else ("type", "its network's sequence_length ")
+            length = self.lengths.get(name, policy.model.sequence_length) or trainer.num_steps
             if length < 1 or trainer.num_steps % length:
-                message = f"{length} does not divide the {trainer.num_steps} steps of an iteration. "
-                message += f"The nearest that do: {_nearest_divisors(trainer.num_steps, length)}."
-                self._add(message, "policy", name, "model", "sequence_length")
+                message = f"{its}{length} does not divide the {trainer.num_steps} steps of an iteration. "
+                message += f"The nearest that do: {nearest_divisors(trainer.num_steps, length)}."
+                self._add(message, "policy", name, "model", key)
                 return policy
             of_unit = length * num_agents
             number, what = trainer.num_steps // length * trainer.num_envs // num_gpus, "sequences (each of one env)"
@@ -336,7 +338,7 @@ class _Reader:
             below = next(n for n in range(wanted, 0, -1) if number % n == 0)
             return dataclasses.replace(policy, num_minibatches=below)
         if number % num_minibatches:
-            near = _nearest_divisors(number, num_minibatches)
+            near = nearest_divisors(number, num_minibatches)
             message = (
                 f"{num_minibatches} do not divide the {number} {what} of an iteration{of_each}. The nearest that do: "
                 f"{near}."
@@ -351,11 +353,17 @@ class _Reader:
         from trainers.networks.policy import make_policy
 
         try:
-            make_policy(env, name, policy, torch.Generator().manual_seed(0))
+            network = make_policy(env, name, policy, torch.Generator().manual_seed(0)).network
         except ConfigError as error:
             self._add(str(error), "policy", name, "model", "type")
+            return
         except EnvError:
-            pass  # of the env and the policy, not of the network: told where the policy is made
+            return  # of the env and the policy, not of the network: told where the policy is made
+        if network.memory_size:
+            self.lengths[name] = network.sequence_length
+        if policy.to_train and not any(one.requires_grad for one in network.parameters()):
+            message = f"network '{policy.model.type}': has no parameter that learns. Say to_train: false of its policy."
+            self._add(message, "policy", name, "model", "type")
 
     def _check_best_metric(self, saving: SavingConfig, known: list[str], env: Env) -> None:
         name = saving.best_metric
@@ -375,10 +383,10 @@ class _Reader:
 
         size, num_envs = trainer.train_batch_size, trainer.num_envs
         if size % num_envs:
-            nearest = " and ".join(str(n) for n in _multiples_around(size, num_envs))
+            nearest = " and ".join(str(n) for n in multiples_around(size, num_envs))
             add("train_batch_size", f"{size} is no multiple of num_envs ({num_envs}). The nearest that are: {nearest}.")
         if num_envs % trainer.num_gpus:
-            near = " and ".join(str(n) for n in _multiples_around(num_envs, trainer.num_gpus))
+            near = " and ".join(str(n) for n in multiples_around(num_envs, trainer.num_gpus))
             message = f"{num_envs} envs cannot be shared out evenly over num_gpus: {trainer.num_gpus}."
             add("num_envs", f"{message} The nearest that can: {near}.")
         if trainer.num_gpus > 1 and ":" in trainer.device:
@@ -391,13 +399,17 @@ class _Reader:
             add("num_episodes", f"the episodes of '{self.top['name']}' have no fixed length. Give total_timesteps.")
 
 
-def _with_batch(trainer: TrainerConfig, policies: Sequence[PolicyConfig]) -> TrainerConfig:
-    """With a train_batch_size that all these like, if none is given: in whole sequences of those that are recurrent."""
+def _with_batch(
+    trainer: TrainerConfig, policy: Mapping[str, PolicyConfig | None], of_outside: Mapping[str, int | None]
+) -> TrainerConfig:
+    """With a train_batch_size that all policies like, if none is given: in whole sequences of those that are recurrent,
+    `of_outside` of networks from outside."""
     if trainer.train_batch_size is not None:
         return trainer
+    policies = [one for one in policy.values() if one is not None]
     min_batch = max((one.MIN_BATCH for one in policies), default=1)
     num_steps = max([-(-min_batch // trainer.num_envs), *(one.MIN_STEPS for one in policies)])
-    lengths = [one.model.sequence_length for one in policies if one.model.remembers]
+    lengths = [one.model.sequence_length for one in policies if one.model.remembers] + [*of_outside.values()]
     whole = math.lcm(*(length for length in lengths if length is not None))
     return dataclasses.replace(trainer, train_batch_size=-(-num_steps // whole) * whole * trainer.num_envs)
 
@@ -417,22 +429,6 @@ def falls_over_run(policy: PolicyConfig) -> bool:
     points = policy.lr.points if isinstance(policy.lr, Schedule) else ()
     falls = [(0, policy.FALLS[0]), (points[-1][0], policy.FALLS[1])] if points and hasattr(policy, "FALLS") else None
     return list(points) == falls
-
-
-def _multiples_around(number: int, of: int) -> list[int]:
-    """The positive multiples next to a number that is none, below and above."""
-    below = number // of * of
-    return [below, below + of] if below else [of]
-
-
-def _nearest_divisors(number: int, wanted: int) -> str:
-    """The divisors of `number` next to `wanted`, below and above; 1 and itself where the next are far."""
-    start = min(wanted, number)
-    below = next((n for n in range(start, max(start - MAX_TRIES, 0), -1) if number % n == 0), 1)
-    above = next((n for n in range(wanted + 1, min(wanted + MAX_TRIES, number) + 1) if number % n == 0), None)
-    if above is None and wanted < number:
-        above = number
-    return " and ".join(str(n) for n in (below, above) if n is not None)
 
 
 def _with_model(cls: type, model: type) -> type:

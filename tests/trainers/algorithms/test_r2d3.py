@@ -156,7 +156,7 @@ def test_who_only_plays_needs_no_demonstrations_any_more(make, dataset, tmp_path
         ({"demonstrations": "/nowhere"}, r"cannot read its demonstrations: .*nowhere"),
         ({"env": {"size": 7}}, r"hold \[6, 6\] torch.uint8 as 'observation_0', and this env \[7, 7\]"),
         ({"length": 36, "buffer_size": 400}, r"takes 36 steps of an env, and they have 30"),
-        ({"period": 5, "buffer_size": 400}, r"period 5 does not divide their 36 slots. Take 4 or 6."),
+        ({"period": 5, "buffer_size": 400}, r"period 5 does not divide their 36 slots. The nearest that do: 4 and 6."),
     ],
 )
 def test_what_cannot_be_learned_from_is_a_line(make, changes, told):

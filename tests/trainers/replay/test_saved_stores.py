@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from trainers.commands import train
 from trainers.commands.train import dry_run
 from trainers.errors import MisfitError, NotSavedError, UnreadableError
 from trainers.replay import store
@@ -332,6 +333,17 @@ def test_a_dry_run_plans_the_store(make, device):
     assert dry_run(trainer.config, said.append) == 0
     (line,) = (line for line in said if line.startswith(f"{NAME}: "))
     assert f"0.4 MiB of steps and 0.1 MiB besides on {trainer.backend.device}; full after 5 iterations, about " in line
+
+
+def test_a_dry_run_does_not_wait_long_for_a_first_update_and_tells_if_there_is_none(make, monkeypatch):
+    monkeypatch.setattr(train, "MOST_SECONDS", 0)
+    said, config = [], make(1).config
+    longer = dataclasses.replace(config.policy["tagger"], n_step=20, buffer_size=10_000)
+    assert dry_run(dataclasses.replace(config, policy={**config.policy, "tagger": longer}), said.append) == 0
+    (line,) = (line for line in said if line.startswith(f"{NAME}: "))
+    assert line.endswith(" as the last ones went, without updates: it would take long until the first")
+    (line,) = (line for line in said if line.startswith("warning: "))
+    assert line.startswith("warning: policy.tagger never learns: what it learns from (n_step 20) takes 20 steps of an ")
 
 
 def test_a_dry_run_times_an_iteration_that_learns(make, monkeypatch):
