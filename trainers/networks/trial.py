@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def _why_not_by_name(network: Any) -> str | None:
 
 
 def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= least
 
 
 def _zeros(network: Any, inputs: Inputs) -> tuple[Observation, torch.Tensor | None]:
