@@ -358,11 +358,10 @@ def _admitted_otherwise(store: ReplayStore, listing: Listing) -> str | None:
         return None
     was = listing.tiers.get("admit", "all")
     has_holes = store.tiered is not None and store.tiered.division.has_holes
-    by_count = (
-        type(one.selector) is Uniform and not one.max_times_sampled and not one.max_staleness
-        for one in store.tables.values()
-    )
-    return was if (was != "all") != has_holes and any(by_count) else None
+    if (was != "all") == has_holes:
+        return None
+    of_all = (one for one in store.tables.values() if not one.max_times_sampled and not one.max_staleness)
+    return was if any(type(one.selector) is Uniform for one in of_all) else None
 
 
 def _check_tensors(
