@@ -255,12 +255,11 @@ def _plan_of_stores(trainer: Trainer, config: Config) -> Iterator[str]:
     settings = trainer.config.trainer
     replaying = [one for one in trainer.config.policy.values() if isinstance(one, OffPolicyConfig)]
     needed = max((max(one.steps_needed, -(-one.batch_size // settings.num_envs)) for one in replaying), default=0)
-    started, learns = time.perf_counter(), True
-    while trainer.iteration * settings.num_steps < needed + settings.num_steps:  # the first update prepares some
-        if learns := time.perf_counter() - started < MOST_SECONDS:
-            trainer.iterate()
-        else:
-            break
+    least = -(-needed // settings.num_steps) + 1  # the first update prepares some
+    started = time.perf_counter()
+    while trainer.iteration < least and time.perf_counter() - started < MOST_SECONDS:
+        trainer.iterate()
+    learns = trainer.iteration >= least
     trainer.guard.raise_if_halted(trainer.iteration)
     per_iteration = min(one.replay_ratio for one in replaying) * settings.train_batch_size if replaying else 1.0
     num_timed = min(MOST_TIMED, math.ceil(1 / per_iteration))  # one update at least
