@@ -266,6 +266,8 @@ class ActorCriticConfig(PolicyConfig):
     FALLS: ClassVar[tuple[float, float]] = (2e-3, 1e-4)
     """`lr` at the start and at the end of a run, where it is not given."""
 
+    gamma: Fraction = 0.985
+    """Discount of one step: 67 steps ahead it is 1 / e. Take more where what an agent does pays off later than that."""
     lr: Annotated[Number, Between(0)] | None = None
     """Adam's step size. A schedule counts env steps. If not given, it falls from 2e-3 to 1e-4 in a straight line over
     the run."""
