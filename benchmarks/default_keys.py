@@ -27,7 +27,7 @@ BOTH = {
     "lr": ("0.002", "0.0003"),
     "num_minibatches": ("4",),
     "trainer.train_batch_size": ("10000",),
-    "gamma": ("0.95",),
+    "gamma": ("0.95", "0.99"),
     "gae_lambda": ("0.8", "1.0"),
     "entropy_coeff": ("0.0", "0.03"),
     "vf_loss_coeff": ("1.0",),
@@ -52,6 +52,7 @@ ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
         "min_advantage_std": ("0.3",),
     },
     "MAPPO": {
+        "gamma": ("0.95", "0.99"),
         "num_epochs": ("4", "15"),
         "huber_delta": ("null",),
         "max_grad_norm": ("0.5",),
