@@ -10,6 +10,7 @@ one, and each is the mean over the seeds.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -101,8 +102,8 @@ def main() -> int:
     ]
     done = all_runs(work, arguments.jobs)
     results: dict[str, dict[str, Any]] = defaultdict(dict)
-    for (task, algorithm, key, value), place in zip(lines, range(0, len(done), arguments.seeds), strict=True):
-        runs = done[place : place + arguments.seeds]
+    for task, algorithm, key, value in lines:
+        runs = itertools.islice(done, arguments.seeds)
         label = f"{algorithm} {key}={value}" if key else algorithm
         results[label][task] = [
             run.get("score") or {side: one["mean"] for side, one in run["gain"].items()} for run in runs

@@ -10,10 +10,11 @@ are those of learning.py.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import multiprocessing
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 from learning import Task, run_seed, summary, what_is_missed
-from report import write_report
+from report import save_report, write_report
 
 from trainers.settings.config import TrainerConfig
 from trainers.trainer import make_backend
@@ -81,7 +82,7 @@ def main() -> int:
     arguments = parser.parse_args()
     overrides = [tuple(pair.split("=", 1)) for pair in arguments.overrides]
     lines = {}
-    for name in arguments.only:
+    for name in sorted(arguments.only, key=lambda one: -ROWS[one].env_steps):  # the longest first
         row = ROWS[name]
         algorithms = [one for one in row.algorithms if one in (arguments.algorithms or row.algorithms)]
         for algorithm, num_envs in itertools.product(algorithms, arguments.num_envs or row.num_envs):
@@ -89,23 +90,25 @@ def main() -> int:
             lines[label] = (name, algorithm, num_envs)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     work = [(*line, seed, arguments.device, overrides) for line in lines.values() for seed in seeds]
-    work.sort(key=lambda one: -ROWS[one[0]].env_steps)  # the longest first
-    runs = dict(zip([one[:4] for one in work], all_runs(work, arguments.jobs), strict=True))
+    runs = all_runs(work, arguments.jobs)
+    backend = make_backend(TrainerConfig(device=arguments.device))
+    where = (f"defaults_{arguments.name or backend.name}", backend)
     results, num_missed = {}, 0
-    for label, line in lines.items():
-        task, ours = task_of(line[0]), [runs[(*line, seed)] for seed in seeds]
+    for label, (name, *_) in lines.items():
+        task, ours = task_of(name), list(itertools.islice(runs, len(seeds)))
         missed = what_is_missed(task, ours)
         num_missed += missed is not None
         results[label] = {
-            "env_steps": ROWS[line[0]].env_steps,
+            "env_steps": ROWS[name].env_steps,
             **summary(task, ours),
             "missed": missed,
             "seconds": [run["seconds"] for run in ours],
             "runs": [run.get("score") or run["gain"] for run in ours],
         }
         print(f"{label}: {missed or 'reached'} {summary(task, ours)}", file=sys.stderr, flush=True)
-    backend = make_backend(TrainerConfig(device=arguments.device))
-    write_report(f"defaults_{arguments.name or backend.name}", backend, results, arguments.out)
+        with contextlib.suppress(OSError):  # which is told at the end
+            save_report(*where, results, arguments.out)  # hours of runs outlive one that is stopped
+    write_report(*where, results, arguments.out)
     return int(num_missed > 0)
 
 
@@ -115,13 +118,14 @@ def task_of(name: str) -> Task:
     return Task("", "agent", row.at_least, 10, num_episodes, crosses=row.at_least is None)
 
 
-def all_runs(work: Sequence[Any], jobs: int) -> list[dict[str, Any]]:
-    """What `one_run` says of each, so many at once, a process each."""
+def all_runs(work: Sequence[Any], jobs: int) -> Iterator[dict[str, Any]]:
+    """What `one_run` says of each, in their order as they are done; so many at once, a process each."""
     if jobs == 1:
-        return [one_run(one) for one in work]
+        yield from map(one_run, work)
+        return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return list(pool.map(one_run, work))
+        yield from pool.map(one_run, work)
 
 
 def one_run(work: tuple[str, str, int, int, str, Sequence[tuple[str, str]]]) -> dict[str, Any]:

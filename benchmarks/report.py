@@ -53,10 +53,27 @@ def _without_out(words: list[str]) -> list[str]:
 
 
 def write_report(name: str, backend: Backend, results: Any, folder: Path | None = None) -> Path:
-    """Prints `results`, and writes them to NAME.json with command, commit, device and versions beside them.
+    """Prints `results`, and writes them as `save_report` does.
 
     Raises:
         SystemExit: they cannot be written; the message says why. They were printed.
+    """
+    print(json.dumps(results, indent=2), flush=True)
+    try:
+        path = save_report(name, backend, results, folder)
+    except OSError as error:
+        raise SystemExit(
+            f"--out: {error.filename} cannot be written ({error.strerror}). The figures are above."
+        ) from None
+    print(f"written to {path}")
+    return path
+
+
+def save_report(name: str, backend: Backend, results: Any, folder: Path | None = None) -> Path:
+    """Writes `results` to NAME.json with command, commit, device and versions beside them.
+
+    Raises:
+        OSError: they cannot be written.
     """
     report = {
         "benchmark": name,
@@ -66,12 +83,7 @@ def write_report(name: str, backend: Backend, results: Any, folder: Path | None 
         "results": results,
     }
     folder = Path(folder or ROOT / "benchmarks" / "results")
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    print(json.dumps(results, indent=2), flush=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        raise SystemExit(f"--out: {path} cannot be written ({error.strerror}). The figures are above.") from None
-    print(f"written to {path}")
+    path.write_text(json.dumps(report, indent=2) + "\n")
     return path
