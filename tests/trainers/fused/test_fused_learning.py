@@ -16,6 +16,7 @@ import trainers.fused.plan
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPOConfig
+from trainers.fused.seen import Seen
 from trainers.learning.guard import NOTHING_FOUND
 from warpdrive.backends.base import Backend
 from warpdrive.config import Schedule
@@ -124,6 +125,33 @@ def test_the_same_updates_have_the_same_bits_and_orders_and_each_an_order_of_its
     assert found[0][0].norm() > 0
     _, first_order, _, second_order = found[0]
     assert torch.equal(first_order, second_order) != learner.learns_by.plan.has_order
+
+
+@pytest.mark.parametrize(
+    ("rollout", "precision", "way"),
+    [
+        ("ppo of several arrays", FULL, REGISTERS),
+        ("ppo of several arrays", BF16, RECORDS),
+        ("mappo that credits the team", FULL, RECORDS),
+        ("mappo that credits the team", BF16, REGISTERS),
+        ("mappo of two wide layers", BF16, REGISTERS),
+    ],
+)
+def test_rows_brought_together_are_learned_from_as_if_they_were_read_where_they_lie(
+    make, rollout, precision, way, device, monkeypatch
+):
+    """Bit for bit, in two updates of two epochs each."""
+    if device == "cpu" and (rollout, precision, way) in OF_WARPGROUPS:
+        pytest.skip("a GPU alone has them, and these layers take a CPU long")
+    found = []
+    for is_scattered in (True, False):
+        monkeypatch.setattr(Seen, "is_scattered", is_scattered)
+        learner = make(rollout, precision, way, times=20 if device == "cuda" else 1, num_epochs=2, lr=1e-2)
+        assert bool(learner.learns_by.plan.rows_of_features) == is_scattered
+        for _ in range(2):
+            learner.update()
+        found.append([parameter.detach().clone() for parameter in learner.policy.parameters()])
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------- steps
