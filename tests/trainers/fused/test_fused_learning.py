@@ -234,10 +234,10 @@ def test_what_nobody_shares_are_sums_in_registers_on_one_rank(make, way):
     assert not type(learner).shares_nothing, "what torch makes"
 
 
-@pytest.mark.parametrize("way", [BOTH, RECORDS, LAYERS])
+@pytest.mark.parametrize("way", [BOTH, RECORDS, LAYERS, REGISTERS])
 def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
-    rollout = "ppo of four layers beside one" if way == LAYERS else "ppo with a critic of its own"
-    fused = make(rollout, BF16, way).learns_by
+    of_way = {LAYERS: "ppo of four layers beside one", REGISTERS: "mappo that credits the team"}
+    fused = make(of_way.get(way, "ppo with a critic of its own"), BF16, way, num_epochs=2).learns_by
     packed, by = fused.packed, fused.stepper
     held = {
         "packed parameters": [packed.elements, packed.biases, packed.weight_place],
@@ -245,8 +245,10 @@ def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
         "records": [one.records for one in fused._networks],
         "parts of the gradient": [one.parts for one in fused._networks],
         "gradient": [by.gradient, by._squares, by._is_critic, *by._tables.values()],
+        "rows of features": [*fused._rows.values()],
         "figures": [fused._figures, fused._sums, fused._norms],
     }
+    assert bool(fused._rows) == (way == REGISTERS)
     told = packed.plan.bytes_of_playing(10) | fused.plan.num_bytes
     assert told.pop("entropy") == 40
     told.pop("hidden layers", None)  # of who plays
