@@ -30,7 +30,7 @@
 //
 // WARPGROUPS asks for hidden layers of 128 or 256, all weights in shared memory, ROW_TILES of 1, and sm_90a.
 // BY_WARPGROUPS is the same for the preprocessor: what follows it compiles for nothing else. So does SEES_SOURCES what
-// a network needs that does not see one array of floats alone, and SEES_GATHERED where its rows were brought together.
+// a network needs that does not see one array of floats alone.
 // BY_LAYERS, too: the layers were computed before the launch (by_layers.cu), and their outputs stand for the weights.
 //
 // One launch may serve several networks: source.py includes this file once for each size, in a namespace of its own,
@@ -126,9 +126,7 @@ __device__ __forceinline__ float normalised(float x, int column, const float* me
     return fminf(fmaxf((x - mean[column]) * rsqrtf(variance[column] + 1e-8f), -CLIP), CLIP);
 }
 
-#if SEES_GATHERED
-#include "layers/gathered.cuh"
-#elif SEES_SOURCES
+#if SEES_SOURCES
 #include "layers/sources.cuh"
 #else
 #include "layers/row.cuh"
