@@ -16,16 +16,17 @@ from warpdrive.env import OUTPUTS, Env
 from warpdrive.errors import EnvError
 from warpdrive.function_manager import FunctionManager
 from warpdrive.layout import FINAL, GLOBAL_STATE, Layout
+from warpdrive.reset import RESTART
 from warpdrive.signature import CTYPES, Signature
 
 
 def check_names(env: Env, names: Iterable[str]) -> None:
     """Raises EnvError where an array or a table has a name of the framework's."""
     for name in names:
-        if name in ("seed", "env_step", "num_truncated") or name.startswith((START, POOL, FINAL)):
+        if name in ("seed", "env_step", "num_truncated") or name.startswith((START, POOL, FINAL, RESTART)):
             raise EnvError(
                 f"env '{env.name}': array '{name}' has a name that is taken (seed, env_step, num_truncated, "
-                f"and all that begin with {START}, {POOL} or {FINAL}). Choose another."
+                f"and all that begin with {START}, {POOL}, {FINAL} or {RESTART}). Choose another."
             )
 
 

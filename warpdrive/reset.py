@@ -23,6 +23,10 @@ BOOKKEEPING = """const bool* terminated, const bool* truncated, const unsigned i
     int* num_truncated"""
 """Parameters that the kernel has whatever the env; each observation array and where it is kept come after them."""
 
+RESTART = "restart_"
+"""What the kernel's own numbers begin with, so that an env's arrays, its parameters, may be called `row` or `step`; no
+array of an env begins with it (check_names)."""
+
 _LAUNCH_BOUNDS = re.compile(r"__launch_bounds__\s*\([^)]*\)")  # kernels alone may have them
 
 
@@ -175,11 +179,13 @@ def _restart_by_copies(data: DataManager) -> tuple[list[str], list[str]]:
         if name not in observations:
             parameters.append(f"{ctype}* {name}")
         parameters.append(f"const {ctype}* {prefix}{name}")
-        copies.append(f"copy_row({name}, env, {prefix}{name}, {'row' if prefix == POOL else 'env'}, {size});")
+        row = f"{RESTART}row" if prefix == POOL else f"{RESTART}env"
+        copies.append(f"copy_row({name}, {RESTART}env, {prefix}{name}, {row}, {size});")
     if pools:
         num_rows = len(data[POOL + pools[0]])
-        copies.insert(0, f"const int row = Random(seed, env, 0, step, STREAM_RESET).below({num_rows});")
-    return parameters, ["if (!ended) return;", *copies]
+        drawn = f"Random(seed, {RESTART}env, 0, {RESTART}step, STREAM_RESET).below({num_rows})"
+        copies.insert(0, f"const int {RESTART}row = {drawn};")
+    return parameters, [f"if (!{RESTART}ended) return;", *copies]
 
 
 def _restart_by_own(
@@ -207,8 +213,8 @@ def _restart_by_own(
     if written := [one.name for one in own.parameters if one.name in figures and one.is_pointer and not one.is_const]:
         # They are read when a rollout is over, and the reset's number would hide the step's. No array of an env begins
         # with FINAL (check_names), so the locals' names are free.
-        kept = [f"const float {FINAL}{name} = {name}[env];" for name in written]
-        put_back = [f"if (ended && first_agent() == 0) {name}[env] = {FINAL}{name};" for name in written]
+        kept = [f"const float {FINAL}{name} = {name}[{RESTART}env];" for name in written]
+        put_back = [f"if ({RESTART}ended && first_agent() == 0) {name}[{RESTART}env] = {FINAL}{name};" for name in written]
         restart = [*kept, *restart, "env_sync();  // figures are put back after they are overwritten", *put_back]
     return _device_functions(functions), parameters, restart
 
@@ -258,24 +264,25 @@ def _write_kernels(
     parameters = [*map(str, _bookkeeping(data)), *parameters]
     body = "\n    ".join(restart)
     keep = "\n        ".join(
-        f"keep_observation({name}, {FINAL}{name}, env, kept, {data[name][0].numel()});" for name in _observations(data)
+        f"keep_observation({name}, {FINAL}{name}, {RESTART}env, {RESTART}kept, {data[name][0].numel()});"
+        for name in _observations(data)
     )
     text = f"""{before}#include "reset.cuh"
 
 __device__ __forceinline__ void restart_if_ended({", ".join(parameters)})
 {{
-    const int env = env_index();
-    if (env >= NUM_ENVS) return;
-    const bool ended = terminated[env] || truncated[env];
-    const bool keep = truncated[env] || (KEEP_TERMINATED && ended);
-    const long long step = env_step[env] + 1;
-    const int kept = num_truncated[env];
+    const int {RESTART}env = env_index();
+    if ({RESTART}env >= NUM_ENVS) return;
+    const bool {RESTART}ended = terminated[{RESTART}env] || truncated[{RESTART}env];
+    const bool {RESTART}keep = truncated[{RESTART}env] || (KEEP_TERMINATED && {RESTART}ended);
+    const long long {RESTART}step = env_step[{RESTART}env] + 1;
+    const int {RESTART}kept = num_truncated[{RESTART}env];
     env_sync();  // everyone has read the counters before they move on
     if (first_agent() == 0) {{
-        env_step[env] = step;
-        if (keep && kept < 0x7fffffff) num_truncated[env] = kept + 1;  // should nobody ever begin it anew
+        env_step[{RESTART}env] = {RESTART}step;
+        if ({RESTART}keep && {RESTART}kept < 0x7fffffff) num_truncated[{RESTART}env] = {RESTART}kept + 1;  // if nobody begins it anew
     }}
-    if (keep) {{
+    if ({RESTART}keep) {{
         {keep}
     }}
     {body}
