@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import numbers
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -27,6 +28,8 @@ FRAMEWORK_CONSTANTS = (
     "NUM_ENVS", "NUM_AGENTS", "THREADS_PER_ENV", "ENVS_PER_BLOCK", "NUM_POOL_ROWS", "NUM_KEPT", "KEEP_TERMINATED",
 )  # fmt: skip
 """Numbers that kernels of envs are compiled with, besides those of constants()."""
+METRICS = ("ep_rew_mean", "ep_len_mean", "num_episodes", "mean_reward", "std_reward", "mean_ep_length")
+"""What else is reported as `rollout/<name>` or `eval/<name>`, which no figure of an env may be called."""
 
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -186,6 +189,9 @@ class Env:
             expected = group.agents.stop
         if expected != self.num_agents:
             raise EnvError(f"{place}: groups cover {expected} agents of {self.num_agents}. Every agent needs one.")
+        length = self.episode_length
+        if length is not None and not (isinstance(length, numbers.Integral) and length >= 1):
+            raise EnvError(f"{place}: episode_length is {length!r}. Give a whole number of at least 1, or None.")
         layout, arrays = Layout(self.groups, self.global_state_space), self.arrays()
         for name, array in arrays.items():
             self.check_numbers(name, array)
@@ -194,9 +200,14 @@ class Env:
             raise EnvError(f"{place}: lasting names '{unknown[0]}', which is no array of its own in arrays().")
         if unknown := [name for name in self.bounds if name not in arrays]:
             raise EnvError(f"{place}: bounds name '{unknown[0]}', which is not in arrays().")
+        for name, both in self.bounds.items():
+            if np.shape(both) != (2,):
+                raise EnvError(f"{place}: bounds of '{name}' are {both!r}. Give the least and the largest: (0, 9).")
         if self.threads is not None and not (type(self.threads) is int and 1 <= self.threads <= 1024):
             raise EnvError(f"{place}: threads is {self.threads!r}. Give a number from 1 to 1024, or None.")
         for name in self.figures:
+            if name in METRICS:
+                raise EnvError(f"{place}: figures names '{name}', which is reported of every env. Choose another.")
             array = np.asarray(arrays.get(name))
             if array.shape or array.dtype != np.float32:
                 raise EnvError(

@@ -67,6 +67,8 @@ class Layout:
                     raise EnvError(f"group '{name}' observes a {type(space).__name__}. Use a Box, or a Dict of Boxes.")
                 words = [OBSERVATION, "" if see_alike else name, key]
                 shape, dtype = space.shape, np.dtype(space.dtype)
+                if 0 in shape:
+                    raise EnvError(f"group '{name}' observes a Box of {list(shape)}, which is empty. Leave it out.")
                 place = self._place(self.observations, words, group, num_agents if see_alike else 0, shape, dtype)
                 self.observation[name][key] = place
             shape, dtype = action_shape(name, group.action_space)
@@ -102,6 +104,10 @@ class Layout:
         arrays: dict[str, AgentArray], words: list[str], group: Group, num_agents: int, shape: tuple, dtype: np.dtype
     ) -> Place:
         name = "_".join(word for word in words if word)
+        if name == ACTION_MASK:
+            raise EnvError("a group is called 'mask', so that its actions would have a mask's name. Choose another.")
+        if num_agents == 0 and name in arrays:
+            raise EnvError(f"two groups, or parts of what they see, would share '{name}'. Call one of them otherwise.")
         arrays[name] = AgentArray(name, num_agents or len(group.agents), tuple(shape), dtype)
         first = group.agents.start if num_agents else 0
         return Place(name, slice(first, first + len(group.agents)))
@@ -136,6 +142,9 @@ def action_shape(group: str, space: spaces.Space) -> tuple[tuple[int, ...], np.d
     if isinstance(space, spaces.Discrete):
         return (), np.dtype(np.int32)
     if isinstance(space, spaces.MultiDiscrete):
+        if space.nvec.ndim != 1:
+            axes = list(space.nvec.shape)
+            raise EnvError(f"group '{group}' acts in a MultiDiscrete of {axes}. Give its choices in a row, [heads].")
         return space.nvec.shape, np.dtype(np.int32)
     if isinstance(space, spaces.Box):
         return space.shape, np.dtype(np.float32)

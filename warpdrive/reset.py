@@ -214,7 +214,8 @@ def _restart_by_own(
         # They are read when a rollout is over, and the reset's number would hide the step's. No array of an env begins
         # with FINAL (check_names), so the locals' names are free.
         kept = [f"const float {FINAL}{name} = {name}[{RESTART}env];" for name in written]
-        put_back = [f"if ({RESTART}ended && first_agent() == 0) {name}[{RESTART}env] = {FINAL}{name};" for name in written]
+        is_due = f"{RESTART}ended && first_agent() == 0"
+        put_back = [f"if ({is_due}) {name}[{RESTART}env] = {FINAL}{name};" for name in written]
         restart = [*kept, *restart, "env_sync();  // figures are put back after they are overwritten", *put_back]
     return _device_functions(functions), parameters, restart
 
@@ -280,7 +281,9 @@ __device__ __forceinline__ void restart_if_ended({", ".join(parameters)})
     env_sync();  // everyone has read the counters before they move on
     if (first_agent() == 0) {{
         env_step[{RESTART}env] = {RESTART}step;
-        if ({RESTART}keep && {RESTART}kept < 0x7fffffff) num_truncated[{RESTART}env] = {RESTART}kept + 1;  // if nobody begins it anew
+        if ({RESTART}keep && {RESTART}kept < 0x7fffffff) {{  // should nobody ever begin it anew
+            num_truncated[{RESTART}env] = {RESTART}kept + 1;
+        }}
     }}
     if ({RESTART}keep) {{
         {keep}

@@ -11,7 +11,7 @@ from compile_only import CompileOnlyBackend
 from gymnasium import spaces
 
 from warpdrive.backends.cuda import _nvrtc
-from warpdrive.env import Env, Group
+from warpdrive.env import METRICS, Env, Group
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import CompileError, EnvError, WarpDriveError, WiringError
 
@@ -105,6 +105,24 @@ def test_a_start_that_holds_what_is_no_number(tmp_path, wrong):
     rows = {"place": np.stack([Odd.start["place"], place]), "observation": np.zeros((2, 4, 1), np.float32)}
     with pytest.raises(EnvError, match=line):
         EnvWrapper(odd(tmp_path, rows=rows), 3, "cpu")
+
+
+@pytest.mark.parametrize("reset", ["", RESET])
+@pytest.mark.parametrize("rows", [None, {"place": np.ones((3, 4)), "observation": np.ones((3, 4, 1))}])
+def test_arrays_may_be_called_as_the_restarts_own_numbers_are(device, tmp_path, reset, rows):
+    names = ("row", "env", "ended", "keep", "kept", "step")
+    if reset:
+        reset = reset.replace("float* place", "float* place, " + ", ".join(f"int* {name}" for name in names))
+        reset, rows = reset.replace("const int env = env_index()", "const int e = env_index()"), None
+        reset = reset.replace("env * ", "e * ").replace("env >=", "e >=").replace("[env]", "[e]")
+    text = KERNEL.replace("float* place", "int* step, float* place") + reset
+    given = starting_with(**{name: np.zeros((), np.int32) for name in names})
+    if rows is not None:
+        given["rows"] = {name: array.astype(np.float32) for name, array in rows.items()}
+    env = EnvWrapper(odd(tmp_path, text, **given), 3, device)
+    env.reset()
+    start = 0.0 if rows is None else 1.0
+    assert env.step()[0].flatten().tolist() == [start + 1.0] * 12
 
 
 def starting_with(**arrays: Any) -> dict[str, Any]:
@@ -243,6 +261,40 @@ DECLARED = {
         },
         "kernel 'odd_step' takes 'observation' as float32 (`float* observation`), but its space says float64. "
         "Make it float32 there, or the parameter `double*`.",
+    ),
+    **{
+        f"episodes of {length!r} steps": (
+            {"episode_length": length},
+            f"env 'odd': episode_length is {length!r}. Give a whole number of at least 1, or None.",
+        ) for length in (0, -3, "a", 2.5)
+    },
+    "a bound that is one number": (
+        {"bounds": {"place": 3}}, "bounds of 'place' are 3. Give the least and the largest: (0, 9).",
+    ),
+    **{
+        f"a figure called {name}": (
+            {"figures": {name: ""}, **starting_with(**{name: np.zeros((), np.float32)})},
+            f"env 'odd': figures names '{name}', which is reported of every env. Choose another.",
+        ) for name in METRICS
+    },
+    "choices of two axes": (
+        acting_in(spaces.MultiDiscrete([[2, 3], [2, 2]])), "acts in a MultiDiscrete of [2, 2]. Give its choices in a",
+    ),
+    "nothing to see": (
+        {"groups": {"all": Group(range(4), spaces.Box(0, 1, (0,)), MOVES)}}, "observes a Box of [0], which is empty.",
+    ),
+    "parts and groups of one name": (
+        {
+            "groups": {
+                "a": Group(range(2), spaces.Dict({"b_c": SEEN}), MOVES),
+                "a_b": Group(range(2, 4), spaces.Dict({"c": SEEN}), MOVES),
+            }
+        },
+        "two groups, or parts of what they see, would share 'observation_a_b_c'. Call one of them otherwise.",
+    ),
+    "a group called mask": (
+        {"groups": {"mask": Group(range(2), SEEN, MOVES), "b": Group(range(2, 4), SEEN, spaces.Discrete(3))}},
+        "a group is called 'mask', so that its actions would have a mask's name. Choose another.",
     ),
     "a reward of integers": (
         {"step": KERNEL.replace("float* place", "int* reward, float* place")},
