@@ -33,7 +33,8 @@ from warpdrive.recorder import EpisodeRecorder
 NUM_STEPS = 25
 """Steps between two looks at whether all episodes are over."""
 MAX_STEPS = 100_000
-"""Of an episode in an env without a limit: what has not ended by then counts as far as it came."""
+"""Of an episode: what has not ended by then counts as far as it came. An env's episode_length is the least that its
+episodes are cut off after, and not the most."""
 MAX_FRAMES = 10_000
 """Of an episode that is recorded: later steps are played and counted, but not kept."""
 
@@ -127,18 +128,18 @@ class Evaluation:
                 f"Give one for each, or one named '{SHARED}'."
             )
         self.seed = seed
-        self.limit = env.episode_length or MAX_STEPS
-        _check_memory(env, policies, num_episodes, min(NUM_STEPS, self.limit), len(record), backend.device)
+        num_steps = min(NUM_STEPS, env.episode_length or NUM_STEPS)
+        _check_memory(env, policies, num_episodes, num_steps, len(record), backend.device)
         self.env = EnvWrapper(env, num_episodes, seed=seed, backend=backend, final_observations=1)
         chosen = (policies if greedy else ()) if isinstance(greedy, bool) else greedy
-        names, most = arrays_to_draw(env), min(self.limit, MAX_FRAMES)
-        self._recorders = [EpisodeRecorder(self.env, names, one, most) for one in record]
+        names = arrays_to_draw(env)
+        self._recorders = [EpisodeRecorder(self.env, names, one, MAX_FRAMES) for one in record]
         for recorder in self._recorders:
             recorder.start()  # before the rollout packs its calls, which then record
         self.recorded: list[dict[str, np.ndarray]] = []
         """For each env to record, what EpisodeRecorder pulls of the env's own arrays, and of its reward and flags."""
         actors = make_actors(self.env, policies, greedy=chosen)
-        self.rollout = Rollout(self.env, actors, min(NUM_STEPS, self.limit))
+        self.rollout = Rollout(self.env, actors, num_steps)
 
     def play(self) -> Score:
         """One episode in each env. Waits for the device."""
@@ -153,7 +154,7 @@ class Evaluation:
         lengths = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
         is_over = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
         figures = {name: torch.zeros(env.num_envs, device=env.device) for name in env.env.figures}
-        for _ in range(0, self.limit, rollout.num_steps):
+        for _ in range(0, MAX_STEPS, rollout.num_steps):
             rollout.collect()
             ended = rollout.terminated | rollout.truncated
             over_before = is_over | ((ended.cumsum(0) - ended.int()) > 0)  # [T, E]: before this step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,40 +23,41 @@ class EpisodeRecorder:
     episode = recorder.pull()        # {"x": [steps + 1, agent], ...}
 
     A frame is taken when a step is done, before an ended env restarts, so the last one is how the
-    episode ended. Nothing crosses to the host until `pull`.
+    episode ended. Nothing crosses to the host until `pull`, but whether it has ended, each time that an episode is
+    twice as long as it was known to be: the env's episode_length is the least that one may have.
 
     Args:
         env: whose steps to record.
         names: arrays with an env axis.
         env_index: which copy.
-        max_steps: frames beyond it are dropped; the env's episode length if not given.
+        max_steps: frames beyond it are dropped. An env without an episode_length needs one.
     Raises:
         ArrayError: an array is unknown or has no env axis.
     """
 
     def __init__(self, env: EnvWrapper, names: Sequence[str], env_index: int = 0, max_steps: int | None = None) -> None:
-        max_steps = max_steps or env.env.episode_length
-        if max_steps is None:
+        self.max_steps: float = max_steps or math.inf
+        room = min(self.max_steps, env.env.episode_length or math.inf) + 1
+        if room == math.inf:
             raise ArrayError("this env has no episode length: tell EpisodeRecorder how many steps, max_steps=1000.")
         if not 0 <= env_index < env.num_envs:
             raise ArrayError(f"there is no env {env_index}: there are {env.num_envs}, counted from 0.")
         self.env = env
         self.env_index = env_index
-        self.max_steps = max_steps
         self._arrays = {name: env.data[name] for name in dict.fromkeys([*names, "terminated", "truncated"])}
         for name, array in self._arrays.items():
             if array.dim() == 0 or len(array) != env.num_envs:
                 raise ArrayError(f"array '{name}' has no env axis: it is {list(array.shape)}.")
         self._frames = {
-            name: torch.zeros((max_steps + 1, *array.shape[1:]), dtype=array.dtype, device=array.device)
+            name: torch.zeros((room, *array.shape[1:]), dtype=array.dtype, device=array.device)
             for name, array in self._arrays.items()
         }
-        self._num_steps = 0
+        self._num_steps, self._is_full = 0, False
 
     def start(self) -> None:
         """Takes the first frame, the state of now, and records every step from here on."""
         self.stop()
-        self._num_steps = 0
+        self._num_steps, self._is_full = 0, False
         self._take(0)
         self.env.after_step.append(self._record)
 
@@ -75,9 +77,21 @@ class EpisodeRecorder:
         return {name: frame[:length] for name, frame in frames.items()}
 
     def _record(self) -> None:
-        if self._num_steps < self.max_steps:
+        if self._num_steps + 1 == len(self._frames["terminated"]) and not self._is_full:
+            self._make_room()
+        if not self._is_full:
             self._num_steps += 1
             self._take(self._num_steps)
+
+    def _make_room(self) -> None:
+        """For twice as many frames, unless the episode is over or has come to `max_steps`."""
+        ended = self._frames["terminated"] | self._frames["truncated"]
+        more = min(len(ended), self.max_steps + 1 - len(ended))
+        self._is_full = more == 0 or bool(ended[1:].any())
+        if not self._is_full:
+            with torch.inference_mode(False):  # a rollout's steps are in it, `start` is not
+                for name, frames in self._frames.items():
+                    self._frames[name] = torch.cat([frames, torch.zeros_like(frames[:more])])
 
     def _take(self, step: int) -> None:
         for name, array in self._arrays.items():

@@ -205,7 +205,7 @@ class WatchedStep:
             for name, old in before.items():
                 data[name].copy_(old)
             raise
-        gone = out_of_the_game(env, self._names, before)
+        gone = out_of_the_game(env)
         found = self._search.first(slots, {name: one.unsqueeze(0) for name, one in gone.items()})
         self._search.put_back(slots, {name: before[name].unsqueeze(0) for name in slots})
         if found is not None:
@@ -268,18 +268,18 @@ def first_difference(
     return None
 
 
-def out_of_the_game(wrapper: EnvWrapper, names: list[str], before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By array, who may be left out: [env, agent] of those who had left before the step, or who have after it."""
+def out_of_the_game(wrapper: EnvWrapper) -> dict[str, torch.Tensor]:
+    """By array that agents see, who may be left out after a step: [env, agent] of those who have left. Their rewards
+    count in returns."""
     if ACTIVE not in wrapper.data:
         return {}
-    had_left, have_left = ~before[ACTIVE].bool(), ~wrapper.data[ACTIVE].bool()
-    exempt = {"reward": had_left}
+    have_left, exempt = ~wrapper.data[ACTIVE].bool(), {}
     for group, places in wrapper.layout.observation.items():
         agents = wrapper.groups[group].agents
         for place in places.values():
             shared = wrapper.layout.observations[place.array].num_agents == wrapper.num_agents
             exempt[place.array] = have_left if shared else have_left[:, agents.start : agents.stop]
-    return {name: mask for name, mask in exempt.items() if name in names}
+    return exempt
 
 
 def name_of(wrapper: EnvWrapper, name: str, index: Sequence[int]) -> str:

@@ -2,6 +2,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from leavers_env import Leavers
 
 from trainers.evaluation import Evaluation, Score, cross_play, load_policies
 from trainers.networks.policy import make_policy
@@ -48,6 +49,17 @@ def test_a_policy_that_pushes_left_scores_what_gymnasium_says(device, backend):
     assert sorted(set(score.lengths.tolist())) == sorted(set(lengths))  # 8, 9 and 10 steps
     assert score.mean_ep_length == pytest.approx(np.mean(lengths), abs=0.15)
     assert score.mean_reward == score.mean_ep_length  # a reward of 1 a step
+
+
+def test_episodes_are_played_to_their_ends(device, backend, tmp_path):
+    """Beyond episode_length, which is the least that an episode is cut off after."""
+    env = Leavers(tmp_path)
+    evaluation = Evaluation(env, {"agent": policy_of(env, "agent", device)}, 6, 3, backend, record=[0, 2])
+    for _ in range(2):
+        score = evaluation.play()
+        assert score.lengths.tolist() == [4, 6, 8] * 2
+        assert score.returns.tolist() == [[1, 2, length] for length in (4, 6, 8)] * 2
+        assert [one["time_step"].tolist() for one in evaluation.recorded] == [[*range(5)], [*range(9)]]
 
 
 def test_each_env_counts_its_first_episode_alone(evaluate):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from adapter_cases import MANY_ENVS, MANY_SPACES, NUM_ENVS, name_of
+from leavers_env import Leavers
 
 from warpdrive.backends import choose_backend
 from warpdrive.env import Env, load_env
@@ -81,6 +82,20 @@ def test_a_recorder_keeps_the_last_frame_of_an_episode(device):
     assert episode["truncated"].tolist() == [False, False, False, True]
     recorder.stop()
     assert env.after_step == []
+
+
+@pytest.mark.parametrize(("max_steps", "num_frames"), [(None, 9), (20, 9), (6, 7), (3, 4)])
+def test_a_recorder_keeps_episodes_that_are_longer_than_the_least_length(device, tmp_path, max_steps, num_frames):
+    """Of env 2, which plays 8 steps where the env says 4; and nothing of the next episode."""
+    env = EnvWrapper(Leavers(tmp_path), 3, device)
+    recorder = EpisodeRecorder(env, ["time_step"], 2, max_steps)
+    env.reset()
+    for num_steps in (8, 30):
+        recorder.start()
+        for _ in range(num_steps):
+            env.step(np.zeros((3, 3), np.int32))
+        assert recorder.pull()["time_step"].tolist() == [*range(num_frames)]
+        env.reset()
 
 
 def small(num_envs: int = 2) -> EnvWrapper:

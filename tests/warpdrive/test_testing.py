@@ -159,20 +159,22 @@ def test_an_agent_that_may_do_nothing_is_found_unless_it_has_left_the_game(devic
     assert checks.check_spaces(env, backend, FEW)
 
 
-def test_of_who_has_left_the_game_nothing_need_be_written(device, tmp_path):
-    """Each is paid for the step in which it leaves, and sees nothing from then on."""
+def test_of_who_has_left_the_game_the_reward_alone_need_be_written(device, tmp_path):
+    """It counts in returns. Each is paid for the step in which it leaves, and sees nothing from then on."""
     start = "        const int i = env * NUM_AGENTS + agent;\n"
     skips = f"{start}        if (!active[i]) continue;\n"
+    leaves = f"{skips.removeprefix(start)}        active[i] = time < 4 + agent;\n"
     rules = [
         ("int* count,", "int* count, bool* active,"),
-        (f"{start}        moved", f"{skips}        active[i] = time < 4 + agent;\n        moved"),
+        (f"{start}        moved", f"{start}        reward[i] = 0.0f;\n{leaves}        moved"),
         (f"{start}        place", f"{skips}        place"),
     ]
     backend = choose_backend(device=device)
     assert checks.check_unwritten(planted(tmp_path, *rules, kind=Leaving), backend, FEW)
-    too_soon = [*rules, ("if (!active[i]) continue;", "if (time > 3) continue;")]
-    with pytest.raises(EnvError, match="in step 4 'reward' of env 0, agent 0 is left unwritten"):
-        checks.check_unwritten(planted(tmp_path, *too_soon, kind=Leaving), backend, FEW)
+    too_soon = ("place[i] = moved[agent];", "if (time > 2) continue; place[i] = moved[agent];")
+    for mistake, number, name in (too_soon, 3, "observation"), (("reward[i] = 0.0f;", ""), 5, "reward"):
+        with pytest.raises(EnvError, match=f"in step {number} '{name}' of env 0, agent 0.* is left unwritten"):
+            checks.check_unwritten(planted(tmp_path, *rules, mistake, kind=Leaving), backend, FEW)
 
 
 PAID, LAST = "reward[i] = 1.0f", "truncated[env] = time >= 10"

@@ -163,8 +163,8 @@ def test_debug_mode_tells_of_bytes(tmp_path, kind):
 
 
 LEAVE = "agent += agent_stride()) {\n        const int i = env * NUM_AGENTS + agent;\n"
-LEAVES = "moved[agent] = 0.0f; if (!active[i]) continue; active[i] = time < 4 + agent;\n"
-LEAVING = [  # an agent that has left is left alone by the step
+LEAVES = "moved[agent] = reward[i] = 0.0f; if (!active[i]) continue; active[i] = time < 4 + agent;\n"
+LEAVING = [  # an agent that has left is paid nothing, and else left alone by the step
     ("int* count,", "int* count, bool* active,"),
     (f"{LEAVE}        moved", f"{LEAVE}{LEAVES}        moved"),
     (f"{LEAVE}        place", f"{LEAVE}if (!active[i]) continue;\n        place"),

@@ -62,8 +62,8 @@ class WrittenLook:
 
     def _check(self) -> None:
         rollout, slots, exempt = self.rollout, self._slots(), {}
-        if rollout.active is not None:  # of agents that are out of the game nothing need be written
-            whose = {*rollout.observations, "reward"} - {GLOBAL_STATE}
+        if rollout.active is not None:  # of what agents see who are out of the game nothing need be written
+            whose = {*rollout.observations} - {GLOBAL_STATE}
             exempt = {name: self._left(name) for name in slots if name in whose}
         found = self._search.first(slots, exempt)
         if found is None:
@@ -90,6 +90,5 @@ class WrittenLook:
     def _left(self, name: str) -> torch.Tensor:
         """[T, E, columns] bool: who is out of the game when a slot is written."""
         rollout = self.rollout
-        active = rollout.active[:-1] if name == "reward" else rollout.active[1:-1]
         first, count = rollout.first_agent(name), rollout.data[name].shape[2]
-        return ~active[:, :, first : first + count]
+        return ~rollout.active[1:-1, :, first : first + count]

@@ -181,7 +181,7 @@ def check_unwritten(env: Env, backend: Backend, play: Play) -> str:
             fill_with(slots, which)
             wrapper.prepare_step(**slots)()
             seen.append(slots)
-        found = first_difference(*seen, out_of_the_game(wrapper, names, before))
+        found = first_difference(*seen, out_of_the_game(wrapper))
         if found is not None:
             raise EnvError(f"env '{env.name}': in step {number} {name_of(wrapper, *found)} is left unwritten. {RULE}")
         for name, slot in seen[1].items():
