@@ -115,7 +115,8 @@ class DataManager:
         """Writes into the array's memory: `data["x"] = 0.0`, `data["x"] += 1.0`. Shapes broadcast.
 
         Raises:
-            ArrayError: the shape does not fit, or floats are given for integers, or numbers for booleans.
+            ArrayError: the shape does not fit, or floats are given for integers, or numbers for booleans, or integers that
+                it cannot hold; the last is not looked for on a GPU.
         """
         array = self[name]
         if values is array:
@@ -128,7 +129,12 @@ class DataManager:
                     f"array '{name}' is {has}: {given} cannot be written into it unchanged. "
                     f"Convert it first: data['{name}'] = torch.as_tensor(values).to(torch.{has})."
                 )
-            array.copy_(torch.as_tensor(values, dtype=array.dtype).expand(array.shape))
+            held = torch.as_tensor(values, dtype=array.dtype)
+            is_wider = not given.is_floating_point and given.itemsize > array.itemsize and type(values) is not int
+            if is_wider and not held.is_cuda and bool((held.to(given) != torch.as_tensor(values)).any()):
+                has = str(array.dtype).removeprefix("torch.")
+                raise ArrayError(f"array '{name}' is {has}, which cannot hold all of these numbers. Give smaller ones.")
+            array.copy_(held.expand(array.shape))
         except (RuntimeError, TypeError, ValueError):
             has = list(values.shape) if hasattr(values, "shape") else type(values).__name__
             raise ArrayError(f"array '{name}' is {list(array.shape)}: {has} cannot be written into it.") from None

@@ -215,7 +215,13 @@ class EnvWrapper:
         Args:
             where: [E] bool, on the device.
             overrides: views that the kernel reads and writes in place of arrays; of an observation, the last one.
+        Raises:
+            EnvError: `where` is none; nothing has changed.
         """
+        if not isinstance(where, torch.Tensor) or where.dtype != torch.bool or tuple(where.shape) != (self.num_envs,):
+            dtype = str(getattr(where, "dtype", type(where).__name__)).removeprefix("torch.")
+            given = f"{dtype} {list(getattr(where, 'shape', ()))}"
+            raise EnvError(f"restart: where must be a tensor of bool [{self.num_envs}], got {given}.")
         if not self._is_half_stepped:
             self.data["env_step"] -= (~where).long()  # the launch counts a step of every env
         if self._steps_alone:
@@ -296,6 +302,9 @@ class EnvWrapper:
             if not torch.can_cast(values.dtype, array.dtype):
                 has, given = (str(dtype).removeprefix("torch.") for dtype in (array.dtype, values.dtype))
                 raise EnvError(f"{name} is {has}, got {given}, which it cannot hold unchanged. Give it as {has}.")
+            if not array.is_floating_point() and values.itemsize > array.itemsize:
+                limits = torch.iinfo(array.dtype)  # what it cannot hold is outside any space on the same side
+                values = values.clamp(limits.min, limits.max)
             array.copy_(values)
 
     def check_actions(self) -> None:

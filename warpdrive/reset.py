@@ -91,6 +91,9 @@ class EnvironmentReset:
         self.data = data
         if tuple(data["seed"].shape) != (3,):
             raise EnvError(f"array 'seed' must be [3], got {list(data['seed'].shape)}. Make it by sampler.seed_words.")
+        for name in ("terminated", "truncated", "env_step", "num_truncated", *_observations(data)):
+            if (number := len(data[name])) != num_envs:
+                raise EnvError(f"array '{name}' is of {number} envs, and num_envs is {num_envs}. Make them agree.")
         constants = {"NUM_KEPT": len(data[FINAL + _observations(data)[0]]), "KEEP_TERMINATED": keep_terminated}
         self.has_step = step is not None and _can_hold(step, own)
         """Whether `prepare_step` has a kernel that makes a step and restarts what ends by it."""

@@ -98,6 +98,37 @@ def test_a_recorder_keeps_episodes_that_are_longer_than_the_least_length(device,
         env.reset()
 
 
+def test_numbers_beyond_an_arrays_are_the_nearest_action_and_are_refused_as_values(device):
+    env = EnvWrapper("tag_gridworld", 2, device, env_config=SMALL)
+    env.reset()
+    env.step(np.array([[2**32 + 3, 1, -(2**40)], [4, 4, 4]]))
+    assert env.data["action"].tolist() == [[4, 1, 0], [4, 4, 4]] and env.num_invalid_actions.item() == 2
+    for values in (np.int64(2**32 + 7), torch.tensor([2**40, 0]), 2**40):
+        with pytest.raises(ArrayError, match="array 'time_step' is "):
+            env.data["time_step"] = values
+    env.data["time_step"] = torch.tensor([2, 1])
+    assert env.data["time_step"].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (np.ones(2, bool), "got bool [2]"),
+        ([True, False], "got list []"),
+        (torch.ones(2, dtype=torch.int64), "got int64 [2]"),
+        (torch.ones(3, dtype=torch.bool), "got bool [3]"),
+    ],
+)
+def test_a_restart_that_is_refused_changes_nothing(where, words):
+    env = small()
+    env.reset()
+    env.step()
+    before = env.data.snapshot()
+    with pytest.raises(EnvError, match=re.escape(f"restart: where must be a tensor of bool [2], {words}.")):
+        env.restart(where)
+    assert all(torch.equal(env.data[name], array) for name, array in before.items())
+
+
 def small(num_envs: int = 2) -> EnvWrapper:
     return EnvWrapper("tag_gridworld", num_envs, "cpu", env_config=SMALL)
 

@@ -49,6 +49,12 @@ def test_ended_envs_restart_from_their_saved_start_and_what_was_truncated_keeps_
     assert data.pull("final_observation")[0, :, :, 0].tolist() == [[-1, -1], [-1, -1], [4, 5], [-1, -1]]
 
 
+@pytest.mark.parametrize("num_envs", [3, 500])
+def test_arrays_of_another_number_of_envs_are_refused(backend, num_envs):
+    with pytest.raises(EnvError, match=f"array 'terminated' is of 4 envs, and num_envs is {num_envs}. Make them agree"):
+        EnvironmentReset(four_envs(backend), num_envs, 2, backend)
+
+
 def test_steps_are_counted_and_restarts_drawn_beyond_32_bits(backend):
     data, rows = four_envs(backend), np.arange(1000, dtype=np.int32)
     data.push_pool(x=np.stack([rows, rows], 1), observation=np.zeros((1000, 2, 1), np.float32))

@@ -177,6 +177,14 @@ def test_of_who_has_left_the_game_the_reward_alone_need_be_written(device, tmp_p
             checks.check_unwritten(planted(tmp_path, *rules, mistake, kind=Leaving), backend, FEW)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_env_that_says_a_length_and_never_ends_is_told(tmp_path, ends):
+    rules = [] if ends else [("truncated[env] = time >= 10", "truncated[env] = false")]
+    said = checks.check_episode_length(planted(tmp_path, *rules), choose_backend("cpu"), FEW)
+    never = "warning: env 'planted': no episode ended in 20 steps, though episode_length is 10: without ends there are"
+    assert said.startswith("nothing is truncated before episode_length" if ends else never)
+
+
 PAID, LAST = "reward[i] = 1.0f", "truncated[env] = time >= 10"
 FARTHER = "step 10 truncates env 0 and pays agent {}, where steps that do not truncate pay {}. A truncated step counts"
 

@@ -69,6 +69,7 @@ class WrittenLook:
         if found is None:
             if exempt:  # theirs may be read, masked or not: bools that are neither 0 nor 1, and what no space has
                 self._search.put_back({name: one for name, one in slots.items() if one.itemsize == 1})
+            self._check_ends()
             return
         name, (step, env, *rest) = found
         words = [f"env {env + rollout.env.first_env}"]
@@ -81,6 +82,16 @@ class WrittenLook:
         raise EnvError(
             f"env '{rollout.env.env.name}': step {step} left '{name}' unwritten of {', '.join(words)}. {RULE}"
         )
+
+    def _check_ends(self) -> None:
+        """An episode that terminates has no future, one that is truncated has: both cannot be."""
+        both = (self.rollout.terminated & self.rollout.truncated).nonzero()
+        if len(both):
+            step, env = both[0].tolist()
+            raise EnvError(
+                f"env '{self.rollout.env.env.name}': step {step} says both terminated and truncated of env "
+                f"{env + self.rollout.env.first_env}. Say terminated alone where the game itself is over."
+            )
 
     def _slots(self) -> dict[str, torch.Tensor]:
         """What steps write, but for the last observation, which the first of a rollout is copied from."""

@@ -278,8 +278,8 @@ def check_episode_length(env: Env, backend: Backend, play: Play) -> str:
     if env.episode_length is None:
         return "no episode length is declared"
     wrapper = EnvWrapper(env, play.num_envs, backend=backend, seed=SEED)
-    ended_at = np.zeros(play.num_envs, int)
-    for step in frames_of(wrapper, play.num_steps + len(play.skip(env))):
+    ended_at, num_steps = np.zeros(play.num_envs, int), play.num_steps + len(play.skip(env))
+    for step in frames_of(wrapper, num_steps):
         truncated = wrapper.data.pull("truncated")
         for index in np.flatnonzero(truncated):
             if step - ended_at[index] < env.episode_length:
@@ -289,6 +289,12 @@ def check_episode_length(env: Env, backend: Backend, play: Play) -> str:
                     "episodes saw last."
                 )
         ended_at[truncated | wrapper.data.pull("terminated")] = step
+    if not ended_at.any() and num_steps > env.episode_length:
+        return (
+            f"{WARNING}env '{env.name}': no episode ended in {num_steps} steps, though episode_length is "
+            f"{env.episode_length}: without ends there are no returns. Say truncated[env] = true when time is up, or "
+            "that episode_length is None."
+        )
     return "nothing is truncated before episode_length"
 
 

@@ -45,6 +45,15 @@ def test_what_a_step_leaves_unwritten_ends_the_run_before_anything_is_learned(tm
     assert all(torch.equal(*both) for both in zip(before, trainer.policies["shared"].parameters(), strict=True))
 
 
+def test_an_end_that_is_both_ends_the_run(tmp_path, device):
+    """In the second iteration of six steps, where time is up."""
+    planted(tmp_path, ("terminated[env] = false", "terminated[env] = env == 2 && time >= 10"))
+    trainer = trainer_of(tmp_path, device)
+    trainer.iterate()
+    with pytest.raises(EnvError, match="^env 'planted': step 3 says both terminated and truncated of env 2. Say term"):
+        trainer.iterate()
+
+
 def test_an_env_that_writes_everything_trains_on_what_it_wrote(tmp_path, device):
     planted(tmp_path)
     trainer = trainer_of(tmp_path, device)
