@@ -115,8 +115,8 @@ class DataManager:
         """Writes into the array's memory: `data["x"] = 0.0`, `data["x"] += 1.0`. Shapes broadcast.
 
         Raises:
-            ArrayError: the shape does not fit, or floats are given for integers, or numbers for booleans, or integers that
-                it cannot hold; the last is not looked for on a GPU.
+            ArrayError: the shape does not fit, or floats are given for integers, or numbers for booleans, or integers
+                that it cannot hold; the last is not looked for on a GPU.
         """
         array = self[name]
         if values is array:
