@@ -15,7 +15,6 @@ from trainers.callbacks import Callbacks, entry_of_member
 from trainers.errors import NonFiniteError, RunFolderError
 from trainers.fused.joint import join_rollouts
 from trainers.learning.graphs import SideBySide
-from trainers.report.statistics import returns_by_group
 from trainers.run import disk
 from trainers.run.again import has_checkpoints
 from trainers.run.checkpoint import RESOLVED_CONFIG
@@ -117,7 +116,7 @@ class Population:
         self.failed: dict[int, NonFiniteError | RunFolderError] = {}
         """By number, members that met a NaN, or whose folder is theirs no more."""
         self._told = min(member.iteration for member in self.members)
-        """Iterations of each that were told of."""
+        """Iterations that were told of, of each member that was under way."""
         self.joint = join_rollouts([list(member.algorithms.values()) for member in self.members])
         """What plays for all of them, where they learn while they play."""
         if self.joint is not None:
@@ -141,7 +140,7 @@ class Population:
         """
         first = self.members[0]
         self.say(f"a population of {len(self.members)} in {self.path}; each says what it does in its log.txt")
-        started, begun = time.perf_counter(), sum(member.env_steps for member in self.members)
+        started, begun = time.perf_counter(), [member.iteration for member in self.members]
         with contextlib.ExitStack() as stack:
             stack.enter_context(explains_faults(first))
             saving = first.config.saving
@@ -154,10 +153,11 @@ class Population:
             while self.under_way:
                 self._look_after(self.iterate(), stop)
         seconds = time.perf_counter() - started
+        trained = [member.iteration - before for member, before in zip(self.members, begun, strict=True)]
         for number, member in enumerate(self.members):
             if number not in self.failed:
-                member.reporter.conclude(seconds, member.iteration)
-        env_steps = sum(member.env_steps for member in self.members) - begun
+                member.reporter.conclude(seconds, trained[number])
+        env_steps = sum(trained) * self.config.trainer.train_batch_size
         self.say(f"trained {env_steps:,} env steps in {seconds:.1f} s ({env_steps / seconds:,.0f} env steps/s)")
         for line in self._lines():
             self.say(line)
@@ -207,32 +207,36 @@ class Population:
             raise stopped
 
     def _end(self, number: int, error: NonFiniteError | RunFolderError) -> None:
-        """One member ends; the others go on."""
+        """One member ends; the others go on. Its error names it from then on."""
         self.failed[number] = error
         self.say(f"member {number} ends here: {error}")
+        error.args = (f"member {number}: {error}",)
 
     def _report(self) -> None:
-        """A line, once all members have reported."""
+        """A line, once all members that are under way have reported; the last one once none is."""
         reported = [m.reporter.reported_iteration for n, m in enumerate(self.members) if n not in self.failed]
-        if not reported or min(reported) <= self._told:
+        done = min((m.reporter.reported_iteration for m in self.under_way), default=max(reported, default=0))
+        if done <= self._told:
             return
-        self._told = min(reported)
-        first = next(m for number, m in enumerate(self.members) if number not in self.failed)
-        env_steps = self._told * first.config.trainer.train_batch_size
-        self.say(f"env steps {env_steps:12,} of each  " + "  ".join(self._lines()))
+        self._told = done
+        low, high = (f"{end(reported) * self.config.trainer.train_batch_size:,}" for end in (min, max))
+        so_far = f"{low} of each" if low == high else f"{low} to {high}"
+        self.say(f"env steps {so_far:>20}  " + "  ".join(self._lines()))
 
     def _lines(self) -> list[str]:
-        """Of each group, the mean of the members' last returns, and from whose to whose they are."""
+        """Of each group, the mean of the members' last returns, and from whose to whose they are; of how many, where
+        some have none."""
         found: dict[str, list[tuple[float, int]]] = {}
-        for number, member in enumerate(self.members):
-            last = member.run.metrics[-1] if member.run.metrics and number not in self.failed else {}
-            for group, metric in returns_by_group(last).items():
-                found.setdefault(group, []).append((last[metric], number))
+        members = {number: member for number, member in enumerate(self.members) if number not in self.failed}
+        for number, member in members.items():
+            for group, value in member.run.last_returns().items():
+                found.setdefault(group, []).append((value, number))
         lines = []
         for group, values in found.items():
             mean = sum(value for value, _ in values) / len(values)
             (low, lowest), (high, highest) = min(values), max(values, key=lambda one: (one[0], -one[1]))
-            lines.append(f"{group} {mean:+.3f} ({low:+.3f} of member {lowest} to {high:+.3f} of member {highest})")
+            of = "" if len(values) == len(members) else f", {len(values)} of {len(members)} members"
+            lines.append(f"{group} {mean:+.3f} ({low:+.3f} of member {lowest} to {high:+.3f} of member {highest}{of})")
         return lines
 
 

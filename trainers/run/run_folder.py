@@ -356,6 +356,10 @@ class RunFolder:
             returns[group] = (values[0], values[-1])
         return returns
 
+    def last_returns(self) -> dict[str, float]:
+        """By group: its mean return in the last report that had one."""
+        return {group: self._curve.latest[name] for group, name in returns_by_group(self._curve.latest).items()}
+
 
 class Curve:
     """Mean returns over env steps, of at most MAX_CURVE_POINTS reports: of a long run the first, the last, and others
@@ -364,6 +368,8 @@ class Curve:
     def __init__(self) -> None:
         self._points: list[dict[str, float]] = []
         self._last: dict[str, float] = {}
+        self.latest: dict[str, float] = {}
+        """By metric, of the last report that had it."""
         self._stride = 1
         self._num_added = 0
 
@@ -373,6 +379,7 @@ class Curve:
         if not point:
             return
         self._last = {"time/total_timesteps": metrics["time/total_timesteps"], **point}
+        self.latest |= point
         if self._num_added % self._stride == 0:
             self._points.append(self._last)
         self._num_added += 1

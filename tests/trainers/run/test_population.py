@@ -1,6 +1,7 @@
 """Runs side by side learn what each learns by itself."""
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -95,13 +96,45 @@ def test_a_member_that_meets_a_nan_ends_and_the_others_go_on(tmp_path, device):
     harmed = Population(config(tmp_path, device), "harmed", say=said.append)
     with torch.no_grad():
         next(harmed.members[1].policies["tagger"].parameters()).fill_(torch.nan)
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteError, match=r"^member 1: "):
         harmed.train()
     crash = load_tensors(harmed.members[1].run.path / "crash" / "rollout.safetensors")
     assert crash["q_value.tagger"].isnan().any()
     assert list(harmed.failed) == [1] and sum(line.startswith("member 1 ends here: ") for line in said) == 1
     for number in (0, 2):
         assert learned(harmed.members[number].run.path) == learned(whole.members[number].run.path)
+
+
+def test_a_resumed_member_says_how_much_it_trained_since(tmp_path):
+    Population(config(tmp_path, "cpu", iterations=2), "a", say=lambda line: None).train()
+    Population(config(tmp_path, "cpu", iterations=5), resume=tmp_path / "a", say=lambda line: None).train()
+    for member in members_in(tmp_path / "a"):
+        trained = [line for line in (member / "log.txt").read_text().splitlines() if " trained " in f" {line}"]
+        assert [re.search(r"trained (\d+) env steps", line)[1] for line in trained] == ["64", "96"]
+
+
+def test_a_line_says_from_where_to_where_members_are(tmp_path):
+    """Also once one has stopped, and the others have gone ahead."""
+    said = []
+    population = Population(config(tmp_path, "cpu"), "a", say=said.append)
+    population.members[0].num_iterations = 3  # as where a callback stops it
+    population.train()
+    assert [member.env_steps for member in population.members] == [96, 256, 256]
+    told = [line.split("  tagger")[0].split(maxsplit=2)[2] for line in said if line.startswith("env steps ")]
+    assert told == ["64 of each", "96 to 128", "96 to 192", "96 to 256"]
+
+
+def test_each_member_counts_by_its_last_report_that_has_a_figure(tmp_path):
+    population = Population(config(tmp_path, "cpu"), "a", say=lambda line: None)
+    reports = {0: [2.0, None], 1: [1.0, 4.0], 2: [None, None]}
+    for number, figures in reports.items():
+        for place, figure in enumerate(figures):
+            found = {} if figure is None else {"rollout/tagger/ep_rew_mean": figure}
+            population.members[number].run.log({"time/total_timesteps": 32 * place, **found})
+    whose = "(+2.000 of member 0 to +4.000 of member 1"
+    assert population._lines() == [f"tagger +3.000 {whose}, 2 of 3 members)"]
+    population.failed[2] = NonFiniteError("a NaN")
+    assert population._lines() == [f"tagger +3.000 {whose})"]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["at the end", "by a signal"])
