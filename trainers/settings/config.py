@@ -37,6 +37,9 @@ def check_run_name(name: str | None) -> None:
         raise ConfigError(f"--run-name: expected {means}, got {shown(name)}")
 
 
+MAX_SEED = 2**63 - 1
+
+
 class Whole(Between):
     """Bounds that are said in full, however large."""
 
@@ -62,7 +65,7 @@ class TrainerConfig:
     """Who runs the kernels. auto: a GPU when there is one; pycuda, bindings: a GPU, through this driver."""
     device: Annotated[str, Matching(r"auto|cpu|cuda(:[0-9]+)?", "auto, cpu, cuda or cuda:N")] = "auto"
     """Where arrays and networks live."""
-    seed: Annotated[int, Whole(0, 2**63 - 1)] = 1
+    seed: Annotated[int, Whole(0, MAX_SEED)] = 1
     """Same seed, same machine, same config: the same run, bit for bit."""
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
     """Of matrix products. auto: fp32 on a CPU; on a GPU bf16, and tf32 where TD3 or DDPG learns, which bf16 harms. bf16
@@ -351,7 +354,7 @@ class EvaluationConfig:
     """Episodes of an evaluation, one in each of as many envs."""
     greedy: bool = True
     """Whether policies take their likeliest action instead of drawing one."""
-    seed: Annotated[int, Whole(0, 2**63 - 1)] = 1_000_003
+    seed: Annotated[int, Whole(0, MAX_SEED)] = 1_000_003
     """Of the episodes: the same in every evaluation of every run, so that scores compare."""
 
 

@@ -17,6 +17,7 @@ from trainers.networks import config_of_network
 from trainers.networks.images import problem_of_images
 from trainers.run.best import metrics_to_go_by, why_not_by
 from trainers.settings.config import (
+    MAX_SEED,
     SHARED,
     SYNONYMS,
     Config,
@@ -124,6 +125,9 @@ class _Reader:
             self._check_trainer(trainer, env)
             if population is not None and population.size > 1 and trainer.num_gpus > 1:
                 self._add("runs side by side are on one GPU. Set trainer.num_gpus: 1.", "population", "size")
+            if population is not None and trainer.seed > (most := MAX_SEED + 1 - population.size):
+                message = f"population.size: {population.size}: seeds after {trainer.seed} would be above {MAX_SEED}. "
+                self._add(f"{message}Set it to {most} at most.", "trainer", "seed")
         if trainer is not None and env is not None:
             for name, one in policy.items():
                 if one is not None and (name in env.groups or name == SHARED):

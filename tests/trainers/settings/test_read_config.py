@@ -78,6 +78,16 @@ def test_what_is_collected_and_learned_from_at_once_follows_from_the_envs(
     assert policy.model.fc_dims == (64, 64) and not policy.model.shared_trunk
 
 
+def test_a_population_whose_last_seeds_would_be_too_large_is_refused():
+    """A member's config is read again whenever it is gone on with, evaluated or drawn."""
+    given = {"name": "cartpole", "trainer": {"total_timesteps": 1, "seed": 2**63 - 3}, "population": {"size": 3}}
+    assert read_config(given).trainer.seed == 2**63 - 3
+    given["trainer"]["seed"] += 1
+    told = r"trainer\.seed: population\.size: 3: seeds after 9223372036854775806 would be above 9223372036854775807\. "
+    with pytest.raises(ConfigError, match=f"^{told}Set it to 9223372036854775805 at most\\.$"):
+        read_config(given)
+
+
 def test_no_policy_section_means_one_shared_policy(tmp_path):
     without = GOOD[: GOOD.index("policy:")] + GOOD[GOOD.index("saving:") :]
     assert list(read(tmp_path, without).policy) == ["shared"]
