@@ -15,6 +15,7 @@ from trainers.run.run_folder import RunFolder
 from trainers.settings.config import Config
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
+from trainers.tuning import search
 
 HERE = Path(__file__).parent
 DRAW_LEARNING_CURVE = RunFolder.draw_learning_curve
@@ -109,6 +110,12 @@ def make_trainer(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -
         )
 
     return make
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches look at their trials without a pause."""
+    monkeypatch.setattr(search, "LOOK_EVERY", 0)
 
 
 @pytest.fixture

@@ -102,6 +102,9 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
     write_csv(place / "trials.csv", search.trials, metric, changed)
     again = " --allow-import" if options.allow_import else ""
     conclude = partial(_conclude, search.trials, metric, place, output or place / "best.yaml", again)
+    if stop.caught is None and search.is_hopeless:
+        tell(f"error: trial 0, the config as given, failed: {search.trials[0].reason}", file=sys.stderr)
+        return search.trials[0].exit_code
     if stop.caught is None:
         return conclude(config_with(path, overrides), changed)
     tell(f"stopped by {signal_name(stop.caught)} after {len(search.trials)} trials, in {place}")
@@ -134,7 +137,8 @@ def _conclude(
     if best is None or not best.counts:
         if failed := [trial for trial in trials if trial.state == FAILED]:
             raise WarpDriveError(f"nothing was found: trial {failed[0].number} failed: {failed[0].reason}")
-        raise WarpDriveError(f"no trial reported {metric}. Give it more: --seconds, or a longer --total-timesteps.")
+        more = "Give it more: --seconds, or a longer --total-timesteps."
+        raise WarpDriveError(f"no trial came so far that its {metric} tells anything. {more}")
     for key, text in changed[best.number]:
         override(section, key, text, "command line")
     given = trials[0].figure if trials[0].counts else None

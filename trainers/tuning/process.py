@@ -85,6 +85,12 @@ class TrainingProcess:
             return told[0]
         return f"ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
+    @property
+    def exit_code(self) -> int:
+        """Of one that ended; 1 where a signal ended it."""
+        code = self._process.wait()
+        return 1 if code < 0 else code
+
     def stop(self) -> None:
         """Asks it to end soon."""
         if not self.has_ended():

@@ -88,7 +88,7 @@ def draw(path: Path, trials: Sequence[Trial], metric: str) -> None:
     with drawn([path], 5.4, 3.4) as figure:
         axes = figure.subplots()
         for place, trial in enumerate(trials):
-            is_named, is_best = trial.counts and place < NUM_NAMED, place == 0
+            is_named, is_best = trial.counts and place < NUM_NAMED, trial.counts and place == 0
             axes.plot(
                 *zip(*trial.reports, strict=True),
                 color=PALETTE[place % len(PALETTE)] if is_named else GREY,

@@ -31,6 +31,7 @@ LOOK_EVERY, PATIENCE = 0.1, 120.0
 
 RUNS, FINISHED, PRUNED, STOPPED, FAILED = "runs", "finished", "pruned", "stopped", "failed"
 """What becomes of a trial: to its end, among the worse half, the search's time was over or Ctrl-C, an error."""
+NO_REPORT = "it ended before its first report"
 NO_FIGURE = "nothing was reported of its last quarter: no episode ended in it"
 
 
@@ -41,13 +42,17 @@ class Trial:
     number: int
     chosen: Mapping[str, Any]
     """Dotted key -> value."""
+    judged_from: int = 0
+    """Env steps before which it is not judged."""
     state: str = RUNS
     reports: list[tuple[int, float]] = field(default_factory=list)
     """(env steps, figure)."""
     env_steps: int = 0
     """That it trained, by its reports, be there figures in them or not."""
     reason: str = ""
-    """Why it failed, or has no figure."""
+    """Why it failed, has no figure, or does not count."""
+    exit_code: int = 0
+    """Of its process, where it failed."""
     seconds: float = 0.0
 
     @property
@@ -63,15 +68,19 @@ class Trial:
 
     @property
     def counts(self) -> bool:
-        """Whether it may be the best: it has a figure, and nothing but time ended it."""
-        return self.state in (FINISHED, STOPPED) and self.figure is not None
+        """Whether it may be the best: it has a figure, and nothing but time ended it, which let it come to where trials
+        are judged."""
+        is_judged = self.state == FINISHED or (self.state == STOPPED and self.env_steps >= self.judged_from)
+        return is_judged and self.figure is not None
 
 
 def in_order(trials: Sequence[Trial]) -> list[Trial]:
-    """Best first: those that may be the best, then those that were pruned, then those without a figure."""
+    """Best first: those that may be the best, then those that were pruned, or stopped before they were judged, then
+    those without a figure."""
 
     def place(trial: Trial) -> tuple[int, float, int]:
-        rank = 0 if trial.counts else 1 if trial.state == PRUNED else 2
+        is_early = trial.state in (PRUNED, STOPPED) and trial.figure is not None
+        rank = 0 if trial.counts else 1 if is_early else 2
         return rank, -math.inf if trial.figure is None else -trial.figure, trial.number
 
     return sorted(trials, key=place)
@@ -116,6 +125,7 @@ class Search:
     ) -> None:
         optuna = _optuna()
         self.start, self.num_steps, self.num_jobs, self.ended = start, num_steps, num_jobs, ended
+        self.first_judged = min(first_judged, num_steps)
         distributions = optuna.distributions
         self.distributions = {
             key: distributions.FloatDistribution(one.low, one.high, log=True)
@@ -134,18 +144,24 @@ class Search:
     def propose(self) -> tuple[Trial, optuna.Trial]:
         """The next trial, and Optuna's view of it."""
         asked = self.study.ask(self.distributions if self.trials else {})
-        trial = Trial(asked.number, dict(asked.params))
+        trial = Trial(asked.number, dict(asked.params), self.first_judged)
         self.trials.append(trial)
         return trial, asked
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the config as given failed before it reported anything: the others would, too."""
+        return any(one.number == 0 and one.state == FAILED and not one.env_steps for one in self.trials)
+
     def run(self, num_trials: int, is_over: Callable[[], bool] = lambda: False) -> list[Trial]:
-        """Runs so many trials, or as many as there is time for; those under way when `is_over` are stopped.
+        """Runs so many trials, or as many as there is time for; those under way when `is_over` or it `is_hopeless` are
+        stopped.
 
         Returns:
             All that were begun, in that order.
         """
         try:
-            while not is_over():
+            while not (is_over() or self.is_hopeless):
                 while len(self._running) < self.num_jobs and len(self.trials) < num_trials:
                     trial, asked = self.propose()
                     self._running.append((trial, asked, self.start(trial), time.monotonic()))
@@ -191,8 +207,12 @@ class Search:
             reason = run.why_failed()
             if trial.state == RUNS:
                 trial.state, trial.reason = (FINISHED, "") if reason is None else (FAILED, reason)
-            if trial.state != FAILED and trial.figure is None:
-                trial.reason = NO_FIGURE
+            if trial.state == FAILED:
+                trial.exit_code = run.exit_code
+            elif trial.figure is None:
+                trial.reason = NO_FIGURE if trial.env_steps else NO_REPORT
+            elif trial.state == STOPPED and not trial.counts:
+                trial.reason = f"it was stopped before {trial.judged_from:,} env steps, where trials are first judged"
             self._tell(trial, asked)
             self.ended(trial)
         self._running = still_running

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fake_trials import FakeRun, SilentRun
 from programs import is_alive, variables_of
 
 from trainers.cli import main
 from trainers.commands import tune
 from trainers.settings.read_config import read_config
-from trainers.tuning import process, search
-from trainers.tuning.search import Search, first_judged, in_order
+from trainers.tuning import process
 from trainers.tuning.space import RANGES, LogRange, overrides_of, space_of
 from warpdrive.distribution import pip_install
 
@@ -28,7 +28,6 @@ env: {episode_length: 10}
 trainer: {num_envs: 4, train_batch_size: 40, total_timesteps: 320, device: cpu}
 policy: {agent: {algorithm: PPO, lr: [[0, 2e-3], [320, 1e-4]], gamma: 0.9, model: {fc_dims: [8]}}}
 """
-SPACE = {"policy.agent.lr": LogRange(1e-4, 1e-2), "policy.agent.num_epochs": (1, 2, 3)}
 RETURN = "rollout/ep_rew_mean"
 ON_POLICY = {"lr", "num_minibatches", "entropy_coeff", "gamma", "gae_lambda", "normalize_observation",
              "normalize_reward"}  # fmt: skip
@@ -88,117 +87,6 @@ def test_a_schedule_is_tried_at_other_heights_and_a_number_as_a_number():
     assert found == [("policy.agent.lr", "[[0, 0.0041], [100, 0.000205]]"), ("policy.agent.entropy_coeff", "0.03")]
 
 
-# ------------------------------------------------------------------------------------------------ how it searches
-
-
-class FakeRun:
-    """Reports `height` times the env steps, some at a time, up to 80; then it ended, well or not."""
-
-    def __init__(self, height: float, reason: str | None = None, pace: int = 10) -> None:
-        self.pace = pace
-        self.height, self.reason, self.steps, self.is_stopped = height, reason, 0, False
-
-    def has_ended(self) -> bool:
-        return self.is_stopped or self.steps >= 80 or self.reason is not None
-
-    def reports(self) -> list[tuple[int, float]]:
-        if self.reason or self.has_ended():
-            return []
-        self.steps += self.pace
-        return [(self.steps, self.height * self.steps)]
-
-    def why_failed(self) -> str | None:
-        return self.reason
-
-    def stop(self) -> None:
-        self.is_stopped = True
-
-    kill = stop
-
-
-@pytest.fixture
-def hurried(monkeypatch) -> None:
-    monkeypatch.setattr(search, "LOOK_EVERY", 0)
-
-
-def searched(heights: list[float], num_jobs: int = 1, **options: object) -> Search:
-    return Search(SPACE, lambda trial: FakeRun(heights[trial.number]), 80, 10, num_jobs=num_jobs, **options)
-
-
-def test_the_same_seed_proposes_the_same_trials_whatever_becomes_of_them(hurried):
-    def chosen(seed: int, heights: list[float], num_jobs: int) -> list[dict]:
-        return [trial.chosen for trial in searched(heights, num_jobs, seed=seed).run(4)]
-
-    first = chosen(1, [1.0, 2.0, 3.0, 4.0], 1)
-    assert first == chosen(1, [4.0, 3.0, 2.0, 1.0], 3) != chosen(2, [1.0, 2.0, 3.0, 4.0], 1)
-    assert first[0] == {} and all(set(one) == set(SPACE) for one in first[1:])  # the first is the config as given
-
-
-def test_the_worse_are_stopped_at_an_eighth_a_quarter_and_a_half(hurried):
-    found = searched([1.0, 2.0, 0.5, 3.0, 0.6, 1.5]).run(6)
-    # One of each two goes on: the last is third of six at 10 steps, and third of the four that came to 20.
-    assert [(trial.state, trial.env_steps) for trial in found] == [
-        ("finished", 80), ("finished", 80), ("pruned", 10), ("finished", 80), ("pruned", 10), ("pruned", 20),
-    ]  # fmt: skip
-    assert [trial.number for trial in in_order(found)] == [3, 1, 0, 5, 4, 2]
-
-
-def test_the_config_as_given_is_trained_to_its_end(hurried):
-    runs = [FakeRun(1.0, pace=5), FakeRun(3.0), FakeRun(2.0)]  # it is last everywhere, and the worst
-    found = Search(SPACE, lambda trial: runs[trial.number], 80, 10, num_jobs=3).run(3)
-    assert [trial.state for trial in found] == ["finished", "finished", "pruned"]
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "report_every", "of_episodes", "judged"),
-    [
-        (800, 10, 0, 100),
-        (800, 30, 0, 90),
-        (80, 30, 0, 30),
-        (800, 10, 500, 510),
-        (800, 30, 100, 150),
-        (8000, 10, 50, 1000),
-    ],
-)
-def test_nobody_is_judged_by_a_report_that_holds_first_episodes(num_steps, report_every, of_episodes, judged):
-    """Of which the short ones end first."""
-    assert first_judged(num_steps, report_every, of_episodes) == judged
-
-
-def test_a_trial_that_fails_is_a_line_and_the_search_goes_on(hurried):
-    told = []
-    runs = [FakeRun(1.0), FakeRun(1.0, "rewards hold a NaN"), FakeRun(2.0)]
-    found = Search(SPACE, lambda trial: runs[trial.number], 80, 10, ended=lambda trial: told.append(trial.number)).run(
-        3
-    )
-    assert [(trial.state, trial.reason) for trial in found][1:] == [("failed", "rewards hold a NaN"), ("finished", "")]
-    assert told == [0, 1, 2]
-    assert [trial.number for trial in in_order(found)] == [2, 0, 1]
-
-
-def test_what_was_reported_before_the_last_quarter_says_nothing_of_a_trial(hurried):
-    """A policy that comes to end no episode reports none of its own: its short ones of before are no figure of it."""
-
-    class Survives(FakeRun):
-        def reports(self) -> list[tuple[int, float | None]]:
-            return [(steps, figure if steps < 40 else None) for steps, figure in super().reports()]
-
-    runs = [FakeRun(1.0), Survives(9.0)]
-    found = Search(SPACE, lambda trial: runs[trial.number], 80, 100).run(2)
-    assert [(trial.state, trial.env_steps, trial.figure) for trial in found] == [
-        ("finished", 80, 75.0), ("finished", 80, None),
-    ]  # fmt: skip
-    assert found[1].reason == "nothing was reported of its last quarter: no episode ended in it"
-    assert in_order(found)[0].number == 0
-
-
-def test_when_time_is_over_trials_under_way_count_as_they_are(hurried):
-    looks = iter([False] * 3 + [True])
-    found = searched([1.0, 5.0, 9.0], num_jobs=2).run(3, lambda: next(looks))
-    assert [(trial.state, trial.env_steps >= 30) for trial in found] == [("stopped", True)] * 2
-    assert in_order(found)[0].number == 1
-
-
 # --------------------------------------------------------------------------------------------- a trial's process
 
 
@@ -229,16 +117,17 @@ def test_reports_are_read_once_each_as_they_are_written(child, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("code", "reason", "exit_code"),
     [
-        ("", None),
-        ("import sys; sys.exit('warning: x\\nerror: memory ran out')", "memory ran out"),
-        ("import sys; sys.exit(3)", "ended with exit code 3"),
-        (f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})", "ended by SIGKILL"),
+        ("", None, 0),
+        ("import sys; sys.exit('warning: x\\nerror: memory ran out')", "memory ran out", 1),
+        ("import sys; sys.exit(3)", "ended with exit code 3", 3),
+        (f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})", "ended by SIGKILL", 1),
     ],
 )
-def test_why_a_trial_failed_is_its_own_line(child, code, reason):
-    assert child(code).why_failed() == reason
+def test_why_a_trial_failed_is_its_own_line(child, code, reason, exit_code):
+    run = child(code)
+    assert (run.why_failed(), run.exit_code) == (reason, exit_code)
 
 
 @pytest.mark.parametrize(
@@ -308,14 +197,10 @@ def test_a_trial_does_not_outlive_a_search_that_is_killed(tiny, tmp_path):
 
 @pytest.mark.usefixtures("hurried")
 def test_a_signal_ends_a_search_with_what_was_found_so_far(tiny, tmp_path, monkeypatch, capsys):
-    class Silent(FakeRun):
-        def reports(self) -> list[tuple[int, float]]:
-            return []
-
     def start(command: list[str], run: Path, metric: str, environment: dict) -> FakeRun:
         if run.name == stopped_at:
             os.kill(os.getpid(), signal.SIGTERM)
-            return Silent(1.0)
+            return SilentRun(1.0)
         return FakeRun(1.0)
 
     stopped_at = "trial-000"
@@ -342,14 +227,46 @@ def test_after_so_many_seconds_a_search_ends_and_judges_what_is_under_way(tiny, 
             return self.is_stopped or time.monotonic() > self.ends
 
         def reports(self) -> list[tuple[int, float]]:
-            self.steps = min(70, self.steps + 10)
-            return [(self.steps, 1.0)]
+            told, self.steps = self.steps, 280
+            return [] if told else [(280, 1.0)]
 
     monkeypatch.setattr(process, "TrainingProcess", lambda *_: Slow(1.0))
     assert main(["tune", tiny, "--trials", "5", "--jobs", "1", "--seconds", "0.2"]) == 0
     printed = capsys.readouterr().out
-    assert "trial 0 stopped after 70 env steps, +1.000: as given\n" in printed
+    assert "trial 0 stopped after 280 env steps, +1.000: as given\n" in printed
     assert "best: trial 0 of 1, rollout/ep_rew_mean +1.000" in printed
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_config_that_cannot_begin_ends_a_search_as_it_ends_a_run(tiny, tmp_path, monkeypatch, capsys, is_there):
+    """By its line and its exit code, after one trial."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    words = [tiny, "--jobs", "1", "policy.agent.model.model_ckpt_filepath=gone.safetensors"]
+    if is_there:
+        (tmp_path / "gone.safetensors").write_text("damaged")
+    assert main(["tune", *words]) == 4
+    printed, errors = capsys.readouterr()
+    assert printed.count("trial 0 failed after 0 env steps: ") == 1 and "trial 1" not in printed
+    (line,) = errors.splitlines()
+    assert line.startswith("error: trial 0, the config as given, failed: gone.safetensors: ")
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_search_in_which_no_trial_came_far_enough_says_so(tiny, tmp_path, monkeypatch, capsys):
+    class Slow(FakeRun):
+        def has_ended(self) -> bool:
+            return self.is_stopped
+
+        def reports(self) -> list[tuple[int, float]]:
+            told, self.steps = self.steps, 40
+            return [] if told else [(40, 9.0)]
+
+    monkeypatch.setattr(process, "TrainingProcess", lambda *_: Slow(1.0))
+    assert main(["tune", tiny, "--jobs", "1", "--seconds", "0.5"]) == 1
+    printed, errors = capsys.readouterr()
+    assert "trial 0 stopped after 40 env steps, +9.000: it was stopped before 80 env steps, where " in printed
+    assert errors.startswith(f"error: no trial came so far that its {RETURN} tells anything. Give it more: --seconds")
+    assert not list((tmp_path / "runs").glob("*/best.yaml"))
 
 
 @pytest.mark.usefixtures("hurried")
