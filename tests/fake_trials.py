@@ -15,11 +15,11 @@ class FakeRun:
     def has_ended(self) -> bool:
         return self.is_stopped or self.steps >= 80 or self.reason is not None
 
-    def reports(self) -> list[tuple[int, float]]:
+    def reports(self) -> list[tuple[int, float, float]]:
         if self.reason or self.has_ended():
             return []
         self.steps += self.pace
-        return [(self.steps, self.height * self.steps)]
+        return [(self.steps, self.height * self.steps, 1)]
 
     def why_failed(self) -> str | None:
         return self.reason
@@ -33,5 +33,5 @@ class FakeRun:
 class SilentRun(FakeRun):
     """Trains, and reports nothing."""
 
-    def reports(self) -> list[tuple[int, float]]:
+    def reports(self) -> list[tuple[int, float, float]]:
         return []

@@ -17,7 +17,7 @@ from trainers.settings.config import Config
 
 MOST_ON_A_GPU = 4
 """Trials at once there, if nobody says how many: more share its time without gaining any."""
-STEPS = "time/total_timesteps"
+STEPS, EPISODES = "time/total_timesteps", "rollout/num_episodes"
 CONTEXT = 600 << 20
 """Bytes of a GPU that each process takes before it makes anything."""
 
@@ -51,8 +51,9 @@ class TrainingProcess:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def reports(self) -> list[tuple[int, float | None]]:
-        """(env steps, figure) of what was reported since the last call; None where a report has no figure."""
+    def reports(self) -> list[tuple[int, float | None, float]]:
+        """(env steps, figure, episodes that it is the mean of) of what was reported since the last call; None where a
+        report has no figure, 1 where it is not of a rollout's episodes."""
         try:
             with self.metrics.open("rb") as file:
                 if file.seek(0, os.SEEK_END) < self._read:
@@ -69,7 +70,8 @@ class TrainingProcess:
                 if has(report, STEPS) and report[STEPS] > self._env_steps:
                     self._env_steps = int(report[STEPS])
                     figure = float(report[self.metric]) if has(report, self.metric) else None
-                    found.append((self._env_steps, figure))
+                    is_of_rollout = self.metric.startswith("rollout/") and has(report, EPISODES)
+                    found.append((self._env_steps, figure, max(1, report[EPISODES]) if is_of_rollout else 1))
         return found
 
     def why_failed(self) -> str | None:

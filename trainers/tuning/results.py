@@ -90,7 +90,7 @@ def draw(path: Path, trials: Sequence[Trial], metric: str) -> None:
         for place, trial in enumerate(trials):
             is_named, is_best = trial.counts and place < NUM_NAMED, trial.counts and place == 0
             axes.plot(
-                *zip(*trial.reports, strict=True),
+                *list(zip(*trial.reports, strict=True))[:2],
                 color=PALETTE[place % len(PALETTE)] if is_named else GREY,
                 alpha=1.0 if is_best else 0.6 if is_named else 0.35,
                 linewidth=2.6 if is_best else 1.1,

@@ -45,8 +45,8 @@ class Trial:
     judged_from: int = 0
     """Env steps before which it is not judged."""
     state: str = RUNS
-    reports: list[tuple[int, float]] = field(default_factory=list)
-    """(env steps, figure)."""
+    reports: list[tuple[int, float, float]] = field(default_factory=list)
+    """(env steps, figure, weight)."""
     env_steps: int = 0
     """That it trained, by its reports, be there figures in them or not."""
     reason: str = ""
@@ -61,10 +61,10 @@ class Trial:
 
     @property
     def figure(self) -> float | None:
-        """Mean of what was reported in the last quarter of the env steps so far: a single report is luck. None where
-        nothing was: what a policy that ends no episode did before says nothing of it."""
-        last = [figure for env_steps, figure in self.reports if env_steps > 0.75 * self.env_steps]
-        return sum(last) / len(last) if last else None
+        """Weighted mean of what was reported in the last quarter of the env steps so far: a single report is luck. None
+        where nothing was: what a policy that ends no episode did before says nothing of it."""
+        last = [(figure, weight) for steps, figure, weight in self.reports if steps > 0.75 * self.env_steps]
+        return sum(figure * weight for figure, weight in last) / sum(weight for _, weight in last) if last else None
 
     @property
     def counts(self) -> bool:
@@ -188,13 +188,13 @@ class Search:
         for entry in self._running:
             trial, asked, run, began = entry
             has_ended = run.has_ended()  # asked first: then all its reports are there
-            for env_steps, figure in run.reports():
+            for env_steps, figure, weight in run.reports():
                 if trial.state == PRUNED:
                     break  # what it did after that is not compared
                 trial.env_steps = env_steps
                 if figure is None:
                     continue
-                trial.reports.append((env_steps, figure))
+                trial.reports.append((env_steps, figure, weight))
                 asked.report(trial.figure, env_steps)
                 is_judged = trial.number > 0 and trial.state == RUNS and env_steps < JUDGED_UNTIL * self.num_steps
                 if asked.should_prune() and is_judged and not has_ended:  # asked of all: others are compared with them

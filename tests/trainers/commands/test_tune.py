@@ -1,6 +1,7 @@
 """The search for keys that learn best: what it tries, what it stops, and what it leaves."""
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -108,12 +109,22 @@ def test_reports_are_read_once_each_as_they_are_written(child, tmp_path):
     run, file = child(""), tmp_path / "metrics.jsonl"
     assert run.reports() == []  # it is not there yet
     file.write_text('{"time/total_timesteps": 4, "score": 1.5}\n{"time/total_timesteps": 8, "score": null}\n{"time/to')
-    assert run.reports() == [(4, 1.5), (8, None)]
+    assert run.reports() == [(4, 1.5, 1), (8, None, 1)]
     with file.open("a") as more:
         more.write('tal_timesteps": 12, "score": 2}\n')
-    assert (run.reports(), run.reports()) == ([(12, 2.0)], [])
+    assert (run.reports(), run.reports()) == ([(12, 2.0, 1)], [])
     file.write_text('{"time/total_timesteps": 12, "score": 2}\n{"time/total_timesteps": 16, "score": 3}\n')  # thinned
-    assert run.reports() == [(16, 3.0)]
+    assert run.reports() == [(16, 3.0, 1)]
+
+
+@pytest.mark.parametrize(("metric", "weights"), [("rollout/ep_rew_mean", [6, 1]), ("eval/mean_reward", [1, 1])])
+def test_a_figure_of_a_rollout_comes_with_how_many_episodes_it_is_of(child, tmp_path, metric, weights):
+    run = child("")
+    run.metric = metric
+    counts = {4: 6, 8: 0}
+    lines = [{"time/total_timesteps": at, "rollout/num_episodes": n, metric: 2.0} for at, n in counts.items()]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert run.reports() == [(at, 2.0, weight) for at, weight in zip(counts, weights, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -226,9 +237,9 @@ def test_after_so_many_seconds_a_search_ends_and_judges_what_is_under_way(tiny, 
         def has_ended(self) -> bool:
             return self.is_stopped or time.monotonic() > self.ends
 
-        def reports(self) -> list[tuple[int, float]]:
+        def reports(self) -> list[tuple[int, float, float]]:
             told, self.steps = self.steps, 280
-            return [] if told else [(280, 1.0)]
+            return [] if told else [(280, 1.0, 1)]
 
     monkeypatch.setattr(process, "TrainingProcess", lambda *_: Slow(1.0))
     assert main(["tune", tiny, "--trials", "5", "--jobs", "1", "--seconds", "0.2"]) == 0
@@ -257,9 +268,9 @@ def test_a_search_in_which_no_trial_came_far_enough_says_so(tiny, tmp_path, monk
         def has_ended(self) -> bool:
             return self.is_stopped
 
-        def reports(self) -> list[tuple[int, float]]:
+        def reports(self) -> list[tuple[int, float, float]]:
             told, self.steps = self.steps, 40
-            return [] if told else [(40, 9.0)]
+            return [] if told else [(40, 9.0, 1)]
 
     monkeypatch.setattr(process, "TrainingProcess", lambda *_: Slow(1.0))
     assert main(["tune", tiny, "--jobs", "1", "--seconds", "0.5"]) == 1

@@ -3,7 +3,7 @@
 import pytest
 from fake_trials import FakeRun, SilentRun
 
-from trainers.tuning.search import Search, first_judged, in_order
+from trainers.tuning.search import Search, Trial, first_judged, in_order
 from trainers.tuning.space import LogRange
 
 SPACE = {"policy.agent.lr": LogRange(1e-4, 1e-2), "policy.agent.num_epochs": (1, 2, 3)}
@@ -68,8 +68,8 @@ def test_what_was_reported_before_the_last_quarter_says_nothing_of_a_trial(hurri
     """A policy that comes to end no episode reports none of its own: its short ones of before are no figure of it."""
 
     class Survives(FakeRun):
-        def reports(self) -> list[tuple[int, float | None]]:
-            return [(steps, figure if steps < 40 else None) for steps, figure in super().reports()]
+        def reports(self) -> list[tuple[int, float | None, float]]:
+            return [(steps, figure if steps < 40 else None, weight) for steps, figure, weight in super().reports()]
 
     runs = [FakeRun(1.0), Survives(9.0)]
     found = Search(SPACE, lambda trial: runs[trial.number], 80, 100).run(2)
@@ -78,6 +78,11 @@ def test_what_was_reported_before_the_last_quarter_says_nothing_of_a_trial(hurri
     ]  # fmt: skip
     assert found[1].reason == "nothing was reported of its last quarter: no episode ended in it"
     assert in_order(found)[0].number == 0
+
+
+def test_a_figure_is_a_mean_of_episodes_and_not_of_reports():
+    trial = Trial(0, {}, reports=[(70, 9.0, 7), (80, 5.0, 1), (90, 3.0, 1), (100, 1.0, 2)], env_steps=100)
+    assert trial.figure == (5 + 3 + 2 * 1) / 4
 
 
 def test_when_time_is_over_trials_under_way_count_as_they_are(hurried):
