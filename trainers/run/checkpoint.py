@@ -73,6 +73,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 ASIDE = "abandoned_"
 
+_WAY_OUT = "Take the config that it was saved with."
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -417,14 +419,18 @@ def restore_tensors(into: Tensors, tensors: Tensors, file: Path | str) -> None:
 def check_tensors(into: Tensors, tensors: Tensors, file: Path | str) -> None:
     """Raises CheckpointError if names, shapes or dtypes differ."""
     if missing := [name for name in into if name not in tensors]:
-        raise CheckpointError(f"{file}: lacks {', '.join(missing[:3])}. It was saved by another kind of run.")
+        raise CheckpointError(
+            f"{file}: lacks {', '.join(missing[:3])}. It was saved by another kind of run. {_WAY_OUT}"
+        )
     if unknown := [name for name in tensors if name not in into]:
-        raise CheckpointError(f"{file}: holds {printable(', '.join(unknown[:3]))}, which is not in this run.")
+        raise CheckpointError(
+            f"{file}: holds {printable(', '.join(unknown[:3]))}, which is not in this run. {_WAY_OUT}"
+        )
     for name, tensor in tensors.items():
         if tensor.shape != into[name].shape or tensor.dtype != into[name].dtype:
             raise CheckpointError(
                 f"{file}: '{name}' is {list(tensor.shape)} {tensor.dtype}, but {list(into[name].shape)} "
-                f"{into[name].dtype} in this run. Take the config that it was saved with."
+                f"{into[name].dtype} in this run. {_WAY_OUT}"
             )
 
 
@@ -434,11 +440,11 @@ def check_files(expected: Iterable[str], checkpoint: Checkpoint) -> None:
         if name not in checkpoint.tensors:
             raise CheckpointError(
                 f"{checkpoint.path / name}.safetensors: is not in the checkpoint. The run that was saved had other "
-                "policies, or trained others. Take the config that it was saved with."
+                f"policies, or trained others. {_WAY_OUT}"
             )
     for name in checkpoint.tensors:
         if name not in expected:
             raise CheckpointError(
                 f"{checkpoint.path / name}.safetensors: has no place in this run, which has other policies or trains "
-                "others. Take the config that it was saved with."
+                f"others. {_WAY_OUT}"
             )

@@ -35,7 +35,8 @@ TORCH_THREADS = "torch_threads"
 """Kept of a run on a CPU, where torch adds up a GRU's products in an order that follows from it."""
 
 _OF_NETWORKS = re.compile(
-    r"policy\.[^.]+\.(algorithm|agent_id|normalize_observation|central_critic|model\.(?!model_ckpt_filepath).+)"
+    r"policy\.[^.]+\.(algorithm|agent_id|normalize_(observation|return)|central_critic"
+    r"|model\.(?!model_ckpt_filepath).+)"
 )
 _NOT_TOLD = re.compile(
     r"trainer\.(num_gpus|num_envs|train_batch_size|seed|device|env_backend)|saving\.(basedir|name|tag)"

@@ -98,6 +98,24 @@ def test_another_source_or_network_is_refused_unless_allowed_and_changes_are_tol
     assert resumed["changed"]["trainer.total_timesteps"] == {"was": 16, "is": 24}
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("policy.shared.normalize_return=false", "holds value_norm"),
+        ("policy.shared.normalize_observation=true", "lacks observation_norm"),
+        ("policy.shared.model.fc_dims=[8, 8]", "lacks network.trunk."),
+    ],
+)
+def test_other_tensors_of_a_policy_are_refused_by_key_and_where_allowed_with_a_way_out(run, capsys, word, told):
+    key = word.partition("=")[0]
+    assert go_on(run, word) == 4
+    assert f"{key} was " in (error := capsys.readouterr().err)
+    assert error.endswith("Leave it as it was, or say --allow-changed to go on so.\n")
+    assert go_on(run, word, "--allow-changed") == 4
+    assert told in (error := capsys.readouterr().err)
+    assert error.endswith(" Take the config that it was saved with.\n") and error.count("\n") == 1
+
+
 def test_nothing_is_said_of_what_is_as_it_was_and_an_older_version_is_told(run, monkeypatch, capsys):
     assert go_on(run) == 0
     assert "changed" not in capsys.readouterr().out

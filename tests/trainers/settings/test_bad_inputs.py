@@ -102,7 +102,8 @@ OTHERS = [
           make=lambda folder: (folder / "a.safetensors").write_text("root:x:0:0\n" * 9), **START),
     typed("other shape", STARTED,
           line="a.safetensors: lacks network.trunk.0.bias, network.critic_trunk.0.weight, "
-          "network.critic_trunk.0.bias. It was saved by another kind of run.", **START,
+          "network.critic_trunk.0.bias. It was saved by another kind of run. Take the config that it was saved with.",
+          **START,
           make=lambda folder: save_file({"network.trunk.0.weight": torch.zeros(2, 2)}, folder / "a.safetensors")),
     typed("folder of a policy", STARTED, line="a.safetensors: a folder, no file. Name the file in it.",
           make=lambda folder: (folder / "a.safetensors").mkdir(), **START),
