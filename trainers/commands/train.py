@@ -74,7 +74,12 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         path = (resume if members_in(resume) else run_folder_to_resume(resume)) / RESOLVED_CONFIG
     if is_rank:
         overrides = [*overrides, ("trainer.num_gpus", str(size))]
-    config = config_of(path, options, overrides)
+    try:
+        config = config_of(path, options, overrides)
+    except ConfigError as error:
+        if path.name != RESOLVED_CONFIG:
+            raise
+        raise ConfigError(_without_keys_of_others(str(error), overrides)) from None
 
     if resume is None:
         check_runs_folder(Path(config.saving.basedir))
@@ -106,6 +111,24 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
         tell_launcher(path)
     trainer.train()
     return 0
+
+
+def _without_keys_of_others(told: str, overrides: Overrides) -> str:
+    """What is wrong with a run's config, which nobody wrote: a line in place of those of keys that an algorithm lacks
+    which was typed."""
+    lines = told.splitlines()
+    for key, value in overrides:
+        policy = key.removesuffix("algorithm")
+        if policy == key:
+            continue
+        named = (f": {policy}", f", and the algorithm is {value}. ")
+        others = [one for one in lines if all(word in one for word in named) and not one.startswith("command line")]
+        if others:
+            lines = [one for one in lines if one not in others]
+            why = f"the run's config holds {len(others)} keys that it lacks, so that a typed key cannot change it"
+            way_out = "Give a config with --config and --allow-changed; its tensors must fit those that were saved."
+            lines.append(f"command line: {key}={value}: {why}. {way_out}")
+    return "\n".join(lines)
 
 
 def _check_resume(options: argparse.Namespace, is_rank: bool) -> None:

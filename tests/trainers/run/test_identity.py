@@ -116,6 +116,18 @@ def test_other_tensors_of_a_policy_are_refused_by_key_and_where_allowed_with_a_w
     assert error.endswith(" Take the config that it was saved with.\n") and error.count("\n") == 1
 
 
+def test_an_algorithm_is_changed_by_a_config_and_one_line_says_so_where_it_is_typed(run, capsys):
+    words = ("policy.shared.algorithm=DQN", "policy.shared.gae_lambda=0.9", "--allow-changed")
+    assert go_on(run, *words) == 2
+    own, line = capsys.readouterr().err.splitlines()
+    assert own.startswith("error: command line: policy.shared.gae_lambda: unknown key: it is A2C's")
+    assert line.startswith("error: command line: policy.shared.algorithm=DQN: the run's config holds ")
+    assert "Give a config with --config and --allow-changed; " in line
+    Path("ppo.yaml").write_text(YAML.replace("lr: 1e-3", "algorithm: PPO, lr: 1e-3"))
+    assert go_on(run, "--config=ppo.yaml", "--allow-changed", "--total-timesteps=24") == 0
+    assert "changed since then: policy.shared.algorithm was 'A2C', is 'PPO'\n" in capsys.readouterr().out
+
+
 def test_nothing_is_said_of_what_is_as_it_was_and_an_older_version_is_told(run, monkeypatch, capsys):
     assert go_on(run) == 0
     assert "changed" not in capsys.readouterr().out
