@@ -24,6 +24,10 @@ class MisfitError(CheckpointError):
     """A checkpoint is of another run than the one that is to go on from it. No older one is taken instead."""
 
 
+class NothingLeftError(MisfitError):
+    """A run is to be shorter than it was trained already. Nothing is written."""
+
+
 class MemoryShortError(WarpDriveError, MemoryError):
     """A run does not fit into the memory that there is."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainers.algorithms import warnings_of
-from trainers.errors import UnreadableError
+from trainers.errors import NothingLeftError, UnreadableError
 from trainers.run.disk import check_runs_folder
 from trainers.run.manifest import RESOLVED_CONFIG
 from trainers.run.reading import members_in
@@ -92,19 +92,27 @@ def run(options: argparse.Namespace, overrides: Overrides, folder: Path | None) 
 
     source = path.read_text(encoding="utf-8-sig") if resume is None else None
     asked = {name: True for name in ("track", "profile", "allow_changed") if getattr(options, name)}
-    with _told_how_auto_begins_anew(resume if options.resume == AUTO else None):
-        if config.population.size > 1:
-            from trainers.population import Population
+    try:
+        with _told_how_auto_begins_anew(resume if options.resume == AUTO else None):
+            if config.population.size > 1:
+                from trainers.population import Population
 
-            if "profile" in asked:
-                raise ConfigError("command line: --profile: traces one run. Set population.size=1.")
-            trainer = Population(config, None if resume else options.run_name, source, options.typed, resume, **asked)
-            path = trainer.path
-        else:
-            from trainers.trainer import Trainer
+                if "profile" in asked:
+                    raise ConfigError("command line: --profile: traces one run. Set population.size=1.")
+                name = None if resume else options.run_name
+                trainer = Population(config, name, source, options.typed, resume, **asked)
+                path = trainer.path
+            else:
+                from trainers.trainer import Trainer
 
-            trainer = Trainer(config, None if resume else options.run_name, source, options.typed, resume, **asked)
-            path = trainer.run.path
+                trainer = Trainer(config, None if resume else options.run_name, source, options.typed, resume, **asked)
+                path = trainer.run.path
+    except NothingLeftError as error:
+        if options.resume != AUTO:
+            raise
+        if not is_rank or number_in("RANK") == 0:
+            tell_anyway(f"--resume auto: nothing left to train: {error}")
+        return 0
     if _is_launched():
         from trainers.run.again import tell_launcher
 
@@ -170,7 +178,7 @@ def _told_how_auto_begins_anew(found: Path | None) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        if found is None or isinstance(error, UnreadableError):  # that may pass
+        if found is None or isinstance(error, UnreadableError | NothingLeftError):  # that may pass, or is no fault
             raise
         way_out = f"Move {found} out of saving.basedir, and --resume auto begins a new run."
         raise CheckpointError(f"{error} {way_out}") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.errors import MisfitError, UnreadableError
+from trainers.errors import MisfitError, NothingLeftError, UnreadableError
 from trainers.replay.listing import listings_of
 from trainers.replay.of_ranks import EMPTY, is_of_rank, moved_stores, own_files
 from trainers.replay.storage import of_steps
@@ -42,12 +42,14 @@ def resume_run(trainer: Trainer, path: Path) -> Callable[[], None]:
     Raises:
         UnreadableError: nobody can tell now whether the newest is whole; nor is an older one taken instead.
         MisfitError: it is of another run.
+        NothingLeftError: this one is to be shorter.
         CheckpointError: none is whole.
     """
     candidates, run, is_store_alone = checkpoint.candidates(path), trainer.run, False
     for place in candidates:
         try:
             saved = load(trainer, place)
+            _check_length(trainer, saved)
         except UnreadableError as error:
             older = candidates[candidates.index(place) + 1 :]
             way_out = f" An older one is taken only where it is named: --resume {older[0]}" if older else ""
@@ -100,6 +102,18 @@ def load(trainer: Trainer, path: Path) -> Checkpoint:
         raise MisfitError(f"{error} {EMPTY}" if is_of_store else str(error)) from None
     trainer.chunks.check_sums(saved.path.parent, saved.replay)
     return saved
+
+
+def _check_length(trainer: Trainer, saved: Checkpoint) -> None:
+    """Raises NothingLeftError where a run is to be shorter than it was trained already."""
+    iteration, settings = saved.progress.get("iteration"), trainer.config.trainer
+    if type(iteration) is not int or iteration <= trainer.num_iterations:
+        return
+    _changes(trainer, saved.progress, saved.path / checkpoint.MANIFEST)  # says more, if an iteration has another size
+    key = "total_timesteps" if settings.num_episodes is None else "num_episodes"
+    made = f"has made {iteration * settings.train_batch_size:,} env steps already"
+    length = f"trainer.{key}: {getattr(settings, key):,}"
+    raise NothingLeftError(f"{saved.path}: the run {made}, and {length} is less. Give more, or an older checkpoint.")
 
 
 def _sizes(trainer: Trainer, told: Mapping[str, Any], manifest: Path) -> dict[str, int]:

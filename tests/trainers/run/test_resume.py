@@ -202,7 +202,7 @@ def test_what_cannot_be_gone_on_from_is_one_line(spoil, line, whole, tmp_path):
 
 def test_command_line_goes_on_with_a_run_and_one_that_is_at_its_end_says_so(whole, tmp_path, capsys):
     place = whole("a2c", tmp_path)
-    assert main(["train", "--resume", str(place), "--total-timesteps", "800"]) == 0
+    assert main(["train", "--resume", str(place)]) == 0
     out = capsys.readouterr().out
     assert "nothing left to train: the run has made 1,600 env steps already, and a larger trainer.total" in out
     assert "trained 0" not in out
@@ -213,6 +213,19 @@ def test_command_line_goes_on_with_a_run_and_one_that_is_at_its_end_says_so(whol
     assert "no run folder" in capsys.readouterr().err
     assert main(["train"]) == 2
     assert main(["train", "--resume", str(place), "--run-name", "other"]) == 2
+
+
+def test_a_length_below_what_was_trained_is_refused_and_leaves_the_run_as_it_was(whole, tmp_path, capsys):
+    place = whole("a2c", tmp_path)
+    before, newest = files_of(place), (place / "checkpoints" / "last").resolve()
+    told = f"{newest}: the run has made 1,600 env steps already, and trainer.total_timesteps: 800 is less. Give more"
+    assert main(["train", "--resume", str(place), "--total-timesteps", "800"]) == 4
+    assert capsys.readouterr().err == f"error: {told}, or an older checkpoint.\n"
+    words = ["--config", str(place / "config.resolved.yaml"), "--resume", "auto", f"saving.basedir={tmp_path}"]
+    assert main(["train", *words, "--total-timesteps", "800"]) == 0  # as of any run that is at its end
+    assert f"--resume auto: nothing left to train: {told}" in capsys.readouterr().out
+    assert files_of(place) == before
+    assert main(["train", "--resume", str(place), "--total-timesteps", "1500"]) == 0  # the same ten iterations
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
