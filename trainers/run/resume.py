@@ -242,17 +242,19 @@ def _check_state(trainer: Trainer, saved: Checkpoint) -> None:
     """Raises CheckpointError where envs hold what no play leads to: their kernels would index by it."""
     held = {name: array.numpy() for name, array in saved.tensors[checkpoint.ENV].items()}
     starts = {name.removeprefix(START): array for name, array in held.items() if name.startswith(START)}
-    found = [trainer.env.env.why_impossible(state) for state in (held, held | starts)]
+    of_env = "or the env's `bounds` or `why_impossible` forbid what its play leads to: mend them, or"
+    causes = f"It was changed by hand, {of_env}"
+    found = [(trainer.env.env.why_impossible(state), causes) for state in (held, held | starts)]
     # What is seen and remembered; of an env's own arrays nobody knows whether a NaN means something.
     ours = [*trainer.env.layout.observations, *(one.spec.array("memory") for one in trainer.rollout.groups.values())]
     finite = [name for name in ours if name in held and held[name].dtype.kind == "f"]
     bounds = {name: (-np.finfo(held[name].dtype).max, np.finfo(held[name].dtype).max) for name in finite}
     bounds |= {name: ends for one in trainer.algorithms.values() for name, ends in one.bounds().items()}
-    found += [why_outside(name, held[name], *ends) for name, ends in bounds.items()]
-    for why in found:
+    found += [(why_outside(name, held[name], *ends), "It was changed by hand;") for name, ends in bounds.items()]
+    for why, cause in found:
         if why is not None:
             place = saved.path / f"{checkpoint.ENV}.safetensors"
-            raise CheckpointError(f"{place}: {why}. It was changed by hand; use an older checkpoint.")
+            raise CheckpointError(f"{place}: {why}. {cause} use an older checkpoint.")
 
 
 def _empty(trainer: Trainer, saved: Checkpoint) -> dict[str, str]:

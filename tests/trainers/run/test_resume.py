@@ -247,6 +247,18 @@ def test_a_refused_resume_leaves_the_run_as_it_was(whole, tmp_path, capsys):
     assert main(["train", "--resume", str(place), "--total-timesteps", "1760"]) == 0
 
 
+def test_a_state_that_an_envs_own_bounds_forbid_names_them_as_a_cause(tmp_path):
+    trainer = make("a2c", tmp_path, "cpu")
+    place = trainer.save()
+    trainer.env.env.bounds = {"time_step": (-2, -1)}  # as if its play led elsewhere than it says
+    with pytest.raises(CheckpointError) as caught:
+        trainer.restore(place)
+    assert "'time_step' of env 0" in str(caught.value) and str(caught.value).endswith(
+        "and never but from -2 to -1. It was changed by hand, or the env's `bounds` or `why_impossible` forbid what "
+        "its play leads to: mend them, or use an older checkpoint."
+    )
+
+
 def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(whole, tmp_path, capsys):
     place = whole("a2c", tmp_path)
     older, _ = checkpoint.list_checkpoints(place / "checkpoints")
