@@ -127,12 +127,26 @@ class Reporter:
             )
         for name, (first, last) in self.run.first_and_last_returns().items():
             self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")
+        if num_iterations and (why := self._why_no_return()) is not None:
+            self.run.say(why, style="yellow")
         name = self.config.saving.best_metric
         if name is not None and num_iterations and name not in {**self.run.highest, **self.run.metrics[-1]}:
             line = f"warning: saving.best_metric: '{name}' was in no report, so no checkpoint is kept as the best"
             self.run.say(line, style="yellow")
         self.run.draw_learning_curve()
         self.run.say(f"checkpoint: {self.run.checkpoints / LAST}")
+
+    def _why_no_return(self) -> str | None:
+        """A warning of a run in which no episode has ended; None of one in which some have."""
+        reports = (self.run.highest, *self.run.metrics)
+        if not self.run.metrics or any(one.get("rollout/num_episodes", 0) for one in reports):
+            return None
+        env_steps, length = self.trainer.env_steps, self.env.env.episode_length
+        of_each = env_steps // self.config.trainer.num_envs
+        ended = f"no episode ended in {env_steps:,} env steps, {of_each:,} of each env"
+        told = "" if length is None else f" ({length:,})"
+        look = f"the env's terminated and truncated and at its episode_length{told}, or train longer"
+        return f"warning: {ended}, so that there is no return: look at {look}"
 
     # ------------------------------------------------------------------------------------------- reports
 

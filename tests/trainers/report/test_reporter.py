@@ -102,6 +102,23 @@ def test_what_a_report_reads_the_device_has_passed(tiny, monkeypatch):
     assert len(reports_of(trainer.run.path)) > 1
 
 
+def test_a_run_in_which_no_episode_ended_says_so_once_at_its_end(tiny, capsys):
+    pendulum = {"name": "pendulum", "env": {"episode_length": 25}, "policy": {"agent": {}}}
+    trainer = Trainer(tiny(**pendulum, trainer__total_timesteps=120))  # 20 steps of each of 6 envs
+    trainer.train()
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "no episode ended" in line)
+    assert line == (
+        "warning: no episode ended in 120 env steps, 20 of each env, so that there is no return: look at the env's "
+        "terminated and truncated and at its episode_length (25), or train longer"
+    )
+    again = Trainer(trainer.config, resume=trainer.run.path)
+    again.train()  # nothing
+    longer = Trainer(tiny(**pendulum, trainer__total_timesteps=240), resume=trainer.run.path)
+    longer.train()  # episodes end in step 25, and none in the last iteration
+    assert "rollout/ep_rew_mean" not in longer.run.metrics[-1]
+    assert "no episode ended" not in capsys.readouterr().out
+
+
 @pytest.fixture
 def late(monkeypatch) -> list[bool]:
     """Figures are on their way, as a GPU's are, until the first of the list is true."""
