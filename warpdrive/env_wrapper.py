@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from warpdrive.actions import ActionCheck
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import Backend
+from warpdrive.config_values import shown
 from warpdrive.contract import check_kernels, check_names, check_pool
 from warpdrive.data_manager import DataManager
 from warpdrive.env import Env, Group, load_env
@@ -75,10 +77,12 @@ class EnvWrapper:
         first_env: int = 0,
         folds: bool | None = None,
     ) -> None:
-        if not isinstance(num_envs, int) or num_envs < 1:
-            raise EnvError(f"num_envs must be a whole number of at least 1, got {num_envs!r}.")
-        if not isinstance(seed, int):
-            raise EnvError(f"seed must be a whole number, got {seed!r}.")
+        _check_whole("num_envs", num_envs, 1)
+        _check_whole("seed", seed)
+        if final_observations is not None:
+            _check_whole("final_observations", final_observations, 1)
+        if backend is not None and not isinstance(backend, Backend):
+            raise EnvError(f"backend must be a Backend, got {backend!r}. A name goes to device: device='cpu'.")
         is_class = isinstance(env, type) and issubclass(env, Env)
         if not is_class and not isinstance(env, str | Env):
             raise EnvError(f"env must be a name, an Env or its class, got {env!r}.")
@@ -157,6 +161,7 @@ class EnvWrapper:
             observation [E, A, F], and info.
         """
         if seed is not None:
+            _check_whole("seed", seed)
             self.data["seed"].copy_(torch.from_numpy(seed_words(seed, self.first_env)))
             self.data["env_step"].zero_()
         self._reset.force()
@@ -264,7 +269,7 @@ class EnvWrapper:
                 f"env '{self.env.name}': '{name}' cannot be set. Settable are: {', '.join(self.env.settable) or 'none'}"
                 f"; {type(self.env).__name__}.settable lists them."
             )
-        if not isinstance(values, torch.Tensor):
+        if not isinstance(values, torch.Tensor) or not values.is_cuda:
             self.env.check_numbers(name, values, "cannot be set to", "Set it to")
         self.data[name] = values
         if not self.data.is_table(name):
@@ -296,7 +301,11 @@ class EnvWrapper:
         if sorted(by_array) != sorted(names):
             raise EnvError(f"actions are expected for {names}, got {list(given)}. Give a dict by group.")
         for name, values in by_array.items():
-            array, values = self.data[name], torch.as_tensor(values)
+            array = self.data[name]
+            try:
+                values = torch.as_tensor(values)
+            except (RuntimeError, TypeError, ValueError):
+                raise EnvError(f"{name} must be numbers {list(array.shape)}, got {shown(values)}.") from None
             if values.shape != array.shape:
                 raise EnvError(f"{name} must be {list(array.shape)} (env, agent, ...), got {list(values.shape)}.")
             if not torch.can_cast(values.dtype, array.dtype):
@@ -338,6 +347,13 @@ class EnvWrapper:
             if name in data:
                 raise EnvError(f"env '{self.env.name}': table '{name}' has the name of an array. Choose another.")
             data.push_table(name, table, settable=name in self.env.settable)
+
+
+def _check_whole(name: str, value: Any, least: int | None = None) -> None:
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or (least is not None and value < least):
+        bounds = "" if least is None else f" of at least {least}"
+        raise EnvError(f"{name} must be a whole number{bounds}, got {shown(value)}.")
 
 
 def _check_counts(env: Env, num_envs: int, first_env: int) -> None:

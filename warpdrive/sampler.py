@@ -151,5 +151,5 @@ def seed_words(seed: int, first_env: int = 0) -> np.ndarray:
 
     With that number, the envs of several processes draw what they would draw in one.
     """
-    seed %= 2**64
+    seed = int(seed) % 2**64
     return np.array([seed & 0xFFFFFFFF, seed >> 32, first_env], np.uint32)

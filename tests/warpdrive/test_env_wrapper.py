@@ -13,6 +13,7 @@ from warpdrive.errors import ArrayError, BackendError, ConfigError, EnvError
 from warpdrive.recorder import EpisodeRecorder
 from warpdrive.testing import random_actions
 
+NAN = torch.tensor(float("nan"))
 SMALL = {"num_taggers": 2, "grid_length": 4, "episode_length": 3}
 
 
@@ -138,6 +139,14 @@ def small(num_envs: int = 2) -> EnvWrapper:
     [
         (lambda: load_env("tag_gridworld", {"num_tagers": 3}), ConfigError, "num_tagers.*num_taggers"),
         (lambda: small(0), EnvError, "at least 1"),
+        (lambda: small(True), EnvError, "num_envs must be a whole number of at least 1, got true"),
+        (lambda: EnvWrapper("cartpole", 2, "cpu", seed=1.5), EnvError, "seed must be a whole number, got 1.5"),
+        (lambda: EnvWrapper("cartpole", 2, "cpu", final_observations=-1), EnvError, "final_observations must be a"),
+        (lambda: EnvWrapper("cartpole", 2, backend="cpu"), EnvError, "backend must be a Backend, .* device='cpu'"),
+        (lambda: EnvWrapper("overcooked", 2, "cpu").set("shaping", NAN), EnvError, "cannot be set to a NaN or an inf"),
+        (lambda: small().reset("a"), EnvError, "seed must be a whole number, got 'a'"),
+        (lambda: small().step("x"), EnvError, r"action must be numbers \[2, 3\], got 'x'"),
+        (lambda: small().step([[1, 2, 3], [1]]), EnvError, r"action must be numbers \[2, 3\], got"),
         (lambda: small().step(np.zeros(3)), EnvError, r"action must be \[2, 3\].*got \[3\]"),
         (lambda: EnvWrapper(3, 2, "cpu"), EnvError, "env must be a name, an Env or its class, got 3"),
         (lambda: EnvWrapper(load_env("cartpole"), 2, "cpu", env_config={}), EnvError, "an Env has its config already"),
