@@ -223,7 +223,8 @@ class Env:
 
     def check_numbers(self, name: str, array: Any, wrong: str = "starts with", way_out: str = "Start it with") -> None:
         """Raises EnvError where what an array starts from, or is set to, holds what is no number."""
-        if np.issubdtype(np.asarray(array).dtype, np.floating) and not np.isfinite(array).all():
+        array = np.asarray(array)
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             raise EnvError(f"env '{self.name}': '{name}' {wrong} a NaN or an infinity. {way_out} numbers.")
 
     def _check_meanings(self, arrays: Mapping[str, Any]) -> None:
