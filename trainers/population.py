@@ -161,6 +161,9 @@ class Population:
         self.say(f"trained {env_steps:,} env steps in {seconds:.1f} s ({env_steps / seconds:,.0f} env steps/s)")
         for line in self._lines():
             self.say(line)
+        told = [one.reporter.why_no_return() for number, one in enumerate(self.members) if number not in self.failed]
+        if env_steps and told and None not in told:
+            self.say(f"of each member: {told[0]}")
         if self.failed:
             raise next(iter(self.failed.values()))
 

@@ -127,7 +127,7 @@ class Reporter:
             )
         for name, (first, last) in self.run.first_and_last_returns().items():
             self.run.say(f"mean return of {name}: {first:.3f} at first, {last:.3f} at last", style="bold green")
-        if num_iterations and (why := self._why_no_return()) is not None:
+        if num_iterations and (why := self.why_no_return()) is not None:
             self.run.say(why, style="yellow")
         name = self.config.saving.best_metric
         if name is not None and num_iterations and name not in {**self.run.highest, **self.run.metrics[-1]}:
@@ -136,7 +136,7 @@ class Reporter:
         self.run.draw_learning_curve()
         self.run.say(f"checkpoint: {self.run.checkpoints / LAST}")
 
-    def _why_no_return(self) -> str | None:
+    def why_no_return(self) -> str | None:
         """A warning of a run in which no episode has ended; None of one in which some have."""
         reports = (self.run.highest, *self.run.metrics)
         if not self.run.metrics or any(one.get("rollout/num_episodes", 0) for one in reports):

@@ -45,6 +45,14 @@ def contents(folder) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
 
 
+def test_a_population_in_which_no_episode_ended_says_so(tmp_path):
+    sizes = {"num_envs": 4, "train_batch_size": 40, "total_timesteps": 40, "device": "cpu"}
+    given = {"name": "pendulum", "trainer": sizes, "saving": {"basedir": str(tmp_path)}, "population": {"size": 2}}
+    said = []
+    Population(read_config(given), say=said.append).train()
+    assert said[-1].startswith("of each member: warning: no episode ended in 40 env steps, 10 of each env, ")
+
+
 @pytest.mark.parametrize(("kind", "learns_both"), [("dqn", False), ("a2c", False), ("a2c", True)])
 def test_a_member_learns_what_a_run_of_its_config_learns_bit_for_bit(tmp_path, device, kind, learns_both):
     """Where both of its policies learn, they do so at the same time as each other's and as the other members'."""
