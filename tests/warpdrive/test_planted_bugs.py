@@ -66,7 +66,7 @@ BUGS = {
     "missing barrier": Bug(((SYNC, ""), (TIMED, f"{TIMED[:-1]}  // HERE\n")), ("data race",), tool="thread"),
     # what agents see and get
     "NaN that is seen": bug(WRITTEN, "    observation[i] = sqrtf(value - 0.2f);  // HERE\n",
-        "'observation' of group 'walker' is nan (step 0, env 0, agent 1, feature [0]), outside its space [0.0, 1.0]"),
+        "'observation' of group 'walker' is nan (step 0, env 0, agent 1, feature [0]), which is in no space"),
     "observation outside its space": bug(NEIGHBOUR,
         "        observation[2 * i + 1] = time == 7 && agent == 2 ? 1.5f : 0.0f;  // HERE\n",
         "is 1.5 (step 7, env 0, agent 2, feature [1]), outside its space [0.0, 1.0], written at "),

@@ -243,6 +243,9 @@ def test_traces_are_compared_by_their_bits():
     for other in (-0.0, np.nan):
         with pytest.raises(EnvError, match="^a: array 'x' of env 0 differs from step 0 on"):
             compare_traces("a", zero, {"x": np.full((1, 1), other, np.float32)})
+    nobody = {"x": np.full((1, 1), np.nan, np.float32)}
+    with pytest.raises(EnvError, match="^a: array 'x' of env 0 holds a NaN from step 0 on."):
+        compare_traces("a", nobody, nobody)
 
 
 def test_sanitizers_that_cannot_start_are_no_finding(monkeypatch):

@@ -81,9 +81,10 @@ def check_spaces(env: Env, backend: Backend, play: Play) -> str:
                 where = (index, agent + place.columns.start, *feature)
                 raise EnvError(
                     f"env '{env.name}': '{place.array}' of group '{group}' is {seen[place_of_bad]} (step "
-                    f"{trace.steps[frame]}, env {index}, agent {agent + first}, feature {feature}), outside its space "
-                    f"[{low}, {high}]{_written_at(env, play, trace.steps[frame], place.array, where)}. Mend the "
-                    "kernel, or widen the space."
+                    f"{trace.steps[frame]}, env {index}, agent {agent + first}, feature {feature}), "
+                    + _says_outside(
+                        seen[place_of_bad], low, high, _written_at(env, play, trace.steps[frame], place.array, where)
+                    )
                 )
     if env.global_state_space is not None:
         space, seen = env.global_state_space, trace[GLOBAL_STATE]
@@ -92,10 +93,12 @@ def check_spaces(env: Env, backend: Backend, play: Play) -> str:
             low, high = (bound[tuple(feature)] for bound in (space.low, space.high))
             raise EnvError(
                 f"env '{env.name}': '{GLOBAL_STATE}' is {seen[tuple(bad[0])]} (step {trace.steps[frame]}, env {index}, "
-                f"feature {feature}), outside its space [{low}, {high}]"
-                f"{_written_at(env, play, trace.steps[frame], GLOBAL_STATE, (index, *feature))}. Mend the kernel, or "
-                "widen the space."
-            )
+                f"feature {feature}), "
+                + _says_outside(
+                    seen[tuple(bad[0])], low, high,
+                    _written_at(env, play, trace.steps[frame], GLOBAL_STATE, (index, *feature)),
+                )
+            )  # fmt: skip
     if (bad := np.argwhere(~np.isfinite(trace["reward"]))).size:
         frame, index, agent = (int(i) for i in bad[0])
         raise EnvError(
@@ -113,6 +116,12 @@ def check_spaces(env: Env, backend: Backend, play: Play) -> str:
         if (why := env.why_impossible({name: array[frame] for name, array in trace.items()})) is not None:
             raise EnvError(f"env '{env.name}': in step {step} {why}. Widen its bounds, or mend the kernel.")
     return "observations and rewards are finite, observations inside their space; an episode ends one way"
+
+
+def _says_outside(value: float, low: float, high: float, written_at: str) -> str:
+    if np.isnan(value):
+        return f"which is in no space{written_at}. Mend the kernel."
+    return f"outside its space [{low}, {high}]{written_at}. Mend the kernel, or widen the space."
 
 
 def _check_masks(env: Env, trace: Trace) -> None:

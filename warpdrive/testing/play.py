@@ -182,7 +182,10 @@ def compare_traces(what: str, ours: dict[str, Any], theirs: dict[str, Any], tole
             if found is None or frame < found[0]:
                 step = ours.steps[frame] if isinstance(ours, Trace) else frame
                 values = f"{trace[place]} against {other[place]}"
-                found = frame, f"array '{name}' of env {env} differs from step {step} on ({values})"
+                what_is = f"differs from step {step} on ({values})"
+                if values == "nan against nan":
+                    what_is = f"holds a NaN from step {step} on"
+                found = frame, f"array '{name}' of env {env} {what_is}"
     if found:
         raise EnvError(f"{what}: {found[1]}.")
 
