@@ -16,7 +16,7 @@ from warpdrive.backends.base import KERNELS_FOLDER, Backend, LaunchShape, Source
 from warpdrive.comments import blank_comments
 from warpdrive.data_manager import DataManager
 from warpdrive.errors import SignatureError, WiringError
-from warpdrive.signature import Parameter, Signature, read_signatures
+from warpdrive.signature import CTYPES, Parameter, Signature, read_signatures
 
 MAX_THREADS = 1024
 """Threads in one block, on every GPU."""
@@ -224,6 +224,9 @@ class FunctionManager:
             number = overrides.get(name)
             if isinstance(number, (bool, int, float)):
                 return _fitting(kernel, parameter, number)
+            if name in self.data:
+                array = f"const {CTYPES[self.data[name].dtype]}* {name}"
+                raise WiringError(f"kernel '{kernel}' takes '{name}' as a number, but it is an array. Say `{array}`.")
             raise WiringError(
                 f"kernel '{kernel}' takes a number as '{name}'. Give it at launch, {name}=..., "
                 f"or make it a constant, {name.upper()}."

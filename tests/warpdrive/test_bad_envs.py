@@ -165,6 +165,10 @@ DECLARED = {
         {"step": KERNEL.replace("float* place", "float* place, float* plaice")},
         "kernel 'odd_step' has a parameter 'plaice', but no array 'plaice' was pushed. Did you mean 'place'?",
     ),
+    "an array taken as a number": (
+        {"step": KERNEL.replace("float* place", "int far, float* place"), **starting_with(far=np.zeros((), np.int32))},
+        "kernel 'odd_step' takes 'far' as a number, but it is an array. Say `const int* far`.",
+    ),
     "a start without an observation": ({"start": {"place": np.zeros(4, np.float32)}}, "add 'observation' there, or"),
     "a reset over all elements": ({"reset": ALL_ELEMENTS}, "'odd_reset' loops over elements of all envs"),
     "a group that overlaps": (second_has(range(1, 4)), f"group 'second' has agents [1, 2, 3], {OVERLAP}"),
