@@ -165,7 +165,11 @@ class Evaluation:
             is_over |= ended.any(0)
             for name in kept if self._recorders else ():
                 kept[name].append(rollout.data[name][:, [one.env_index for one in self._recorders]].cpu())
-            if bool(is_over.all()):
+            over = is_over.cpu()
+            for recorder in self._recorders:
+                if over[recorder.env_index]:
+                    recorder.stop()
+            if over.all():
                 break
         groups = {name: group.agents for name, group in env.groups.items()}
         score = Score(returns.cpu(), lengths.cpu(), groups, {name: one.cpu() for name, one in figures.items()})

@@ -52,7 +52,7 @@ class EpisodeRecorder:
             name: torch.zeros((room, *array.shape[1:]), dtype=array.dtype, device=array.device)
             for name, array in self._arrays.items()
         }
-        self._num_steps, self._is_full = 0, False
+        self._num_steps, self._is_full = 0, True
 
     def start(self) -> None:
         """Takes the first frame, the state of now, and records every step from here on."""
@@ -63,6 +63,7 @@ class EpisodeRecorder:
 
     def stop(self) -> None:
         """Records no more; what was recorded can still be pulled."""
+        self._is_full = True
         if self._record in self.env.after_step:
             self.env.after_step.remove(self._record)
 

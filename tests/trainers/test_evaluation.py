@@ -60,6 +60,7 @@ def test_episodes_are_played_to_their_ends(device, backend, tmp_path):
         assert score.lengths.tolist() == [4, 6, 8] * 2
         assert score.returns.tolist() == [[1, 2, length] for length in (4, 6, 8)] * 2
         assert [one["time_step"].tolist() for one in evaluation.recorded] == [[*range(5)], [*range(9)]]
+        assert [len(one._frames["time_step"]) for one in evaluation._recorders] == [5, 10]  # for no longer ones
 
 
 def test_each_env_counts_its_first_episode_alone(evaluate):
