@@ -62,9 +62,8 @@ def write_report(name: str, backend: Backend, results: Any, folder: Path | None 
     try:
         path = save_report(name, backend, results, folder)
     except OSError as error:
-        raise SystemExit(
-            f"--out: {error.filename} cannot be written ({error.strerror}). The figures are above."
-        ) from None
+        where = _place_of(name, folder)
+        raise SystemExit(f"--out: {where} cannot be written ({error.strerror}). The figures are above.") from None
     print(f"written to {path}")
     return path
 
@@ -82,8 +81,11 @@ def save_report(name: str, backend: Backend, results: Any, folder: Path | None =
         **machine_of(backend),
         "results": results,
     }
-    folder = Path(folder or ROOT / "benchmarks" / "results")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
+    path = _place_of(name, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")
     return path
+
+
+def _place_of(name: str, folder: Path | None) -> Path:
+    return Path(folder or ROOT / "benchmarks" / "results") / f"{name}.json"

@@ -142,9 +142,6 @@ def action_shape(group: str, space: spaces.Space) -> tuple[tuple[int, ...], np.d
     if isinstance(space, spaces.Discrete):
         return (), np.dtype(np.int32)
     if isinstance(space, spaces.MultiDiscrete):
-        if space.nvec.ndim != 1:
-            axes = list(space.nvec.shape)
-            raise EnvError(f"group '{group}' acts in a MultiDiscrete of {axes}. Give its choices in a row, [heads].")
         return space.nvec.shape, np.dtype(np.int32)
     if isinstance(space, spaces.Box):
         return space.shape, np.dtype(np.float32)

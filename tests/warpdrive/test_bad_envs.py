@@ -281,9 +281,6 @@ DECLARED = {
             f"env 'odd': figures names '{name}', which is reported of every env. Choose another.",
         ) for name in METRICS
     },
-    "choices of two axes": (
-        acting_in(spaces.MultiDiscrete([[2, 3], [2, 2]])), "acts in a MultiDiscrete of [2, 2]. Give its choices in a",
-    ),
     "nothing to see": (
         {"groups": {"all": Group(range(4), spaces.Box(0, 1, (0,)), MOVES)}}, "observes a Box of [0], which is empty.",
     ),
