@@ -144,8 +144,9 @@ def test_tiers_of_another_number_of_ranks_are_refused_and_the_way_out_works(made
     run = folder / "tiers" / "tiers"
     tiers = {"policy__tagger__tiers": {"device": "20KB", "file": "1GB"}}
     with pytest.raises(CheckpointError, match=rf"{NAME} was of another number of ranks.* Leave num_gpus as it was\."):
-        Trainer(config_for("tiers", 1, folder / "tiers", device, **tiers), resume=run)
-    assert Trainer(config_for("tiers", 1, folder / "tiers", device), resume=run).stores[NAME].num_steps_added > 0
+        Trainer(config_for("tiers", 1, folder / "tiers", device, 2 * ITERATIONS, **tiers), resume=run)
+    resumed = Trainer(config_for("tiers", 1, folder / "tiers", device, 2 * ITERATIONS), resume=run)
+    assert resumed.stores[NAME].num_steps_added > 0
 
 
 def test_a_dataset_of_two_ranks_is_one_of_all_their_envs(made, tmp_path, capsys):
