@@ -313,7 +313,7 @@ class EnvWrapper:
                 raise EnvError(f"{name} is {has}, got {given}, which it cannot hold unchanged. Give it as {has}.")
             if not array.is_floating_point() and values.itemsize > array.itemsize:
                 limits = torch.iinfo(array.dtype)  # what it cannot hold is outside any space on the same side
-                values = values.clamp(limits.min, limits.max)
+                values = values.to(torch.int64).clamp(limits.min, limits.max)  # torch clamps no uint64
             array.copy_(values)
 
     def check_actions(self) -> None:

@@ -104,6 +104,8 @@ def test_numbers_beyond_an_arrays_are_the_nearest_action_and_are_refused_as_valu
     env.reset()
     env.step(np.array([[2**32 + 3, 1, -(2**40)], [4, 4, 4]]))
     assert env.data["action"].tolist() == [[4, 1, 0], [4, 4, 4]] and env.num_invalid_actions.item() == 2
+    env.step(np.full((2, 3), 2**32 + 3, np.uint64))
+    assert env.data["action"].tolist() == [[4] * 3] * 2 and env.num_invalid_actions.item() == 8
     for values in (np.int64(2**32 + 7), torch.tensor([2**40, 0]), 2**40):
         with pytest.raises(ArrayError, match="array 'time_step' is "):
             env.data["time_step"] = values
