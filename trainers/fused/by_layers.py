@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,13 @@ import torch
 
 from trainers.acting.actor import Call
 from trainers.fused import gradient
+from trainers.fused.gather import Gather
 from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.launch import Launch
 from trainers.fused.layers_shape import PANEL, WarpgroupShape
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, Layer, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import NORM_EPS, WARPS
-from trainers.fused.source import compile_fused
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
 
@@ -135,27 +135,11 @@ class NetworkOfRows:
             weight, num_rows = weights[start : start + out * given].view(out, given), shape.rows_of_biases[i]
             bias = biases[bias_start : bias_start + num_rows * out]
             self.layers.append(Dense(weight, bias, shape.layers[i][0], num_rows == 3))
-        part = packed.plan.gathering(shape, at_once)
-        part = replace(part, constants={**part.constants, **constants}, seen=network.seen)
-        self._gather, self._launch_shape = compile_fused("gather", [part], packed.precision, 1, None, packed.backend)
+        self.gather = Gather(packed, network, packed.plan.gathering(shape, at_once), constants)
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """What `act` and `learn` take of it in place of weights and biases."""
         return {"weights": bytes_of(self.outputs), "biases": self.layers[-1].bias}
-
-    def prepare_gather(
-        self, num_rows: int, first_row: int, features: torch.Tensor, arrays: Mapping[str, torch.Tensor]
-    ) -> Call:
-        """Brings the features of rows from one of the order on together.
-
-        Args:
-            arrays: the order, who is active, and what the network sees (Seen.arrays), among others.
-        """
-        own = {**arrays, **self.packed.arrays_of(self.network), "features": bytes_of(features)}
-        names = ("active", "mean", "variance", "features", *self.network.seen.parameters)
-        whole = {f"{name}_0": own[name] for name in names}
-        whole |= {"order": arrays["order"], "first_row": first_row, "num_rows": num_rows}
-        return self._gather.prepare("gather", self._launch_shape, **whole)
 
     def forward(self, i: int, given: torch.Tensor, hidden: torch.Tensor, norm: Norm | None) -> list[Call]:
         """Hidden layer i from what is given to it; `norm` keeps what its LayerNorm needs on the way back."""
@@ -231,7 +215,7 @@ class LayersNetwork(NetworkOfRows):
             self.hidden = [places[i % len(places)] for i in range(len(padded) - 1)]
 
     def prepare_all(self, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
-        """Outputs of all rows, in their own order; `arrays` as for prepare_gather."""
+        """Outputs of all rows, in their own order; `arrays` as for Gather.prepare."""
         calls, num_rows = [], len(self.outputs)
         for first in range(0, num_rows, self.at_once):
             rows = min(self.at_once, num_rows - first)
@@ -241,8 +225,8 @@ class LayersNetwork(NetworkOfRows):
     def prepare_forward(
         self, num_rows: int, first_row: int, outputs: torch.Tensor, arrays: Mapping[str, torch.Tensor]
     ) -> list[Call]:
-        """`outputs` [num_rows, columns], of rows from one of the order on; `arrays` as for prepare_gather."""
-        calls = [self.prepare_gather(num_rows, first_row, self.features, arrays)]
+        """`outputs` [num_rows, columns], of rows from one of the order on; `arrays` as for Gather.prepare."""
+        calls = [self.gather.prepare(num_rows, first_row, self.features, arrays)]
         given = first_rows(self.features, num_rows, self.shape.padded[0][1])
         for i, layer in enumerate(self.layers[:-1]):
             hidden = first_rows(self.hidden[i], num_rows, len(layer.weight))

@@ -1,9 +1,10 @@
-// What goes into the first layer of a network whose layers go through memory: rows of features.
+// What goes into the first layer of a network, brought together: rows of features. Of one whose layers go through memory,
+// those of a minibatch; of another, all of a rollout, which are then read in every epoch (layers/gathered.cuh).
 //
 // Constants, besides those of layers/mlp.cuh:
 //   HAS_ORDER                 whether rows are those of a minibatch, else all in their order
 //   ROW_COLUMNS               of a row; those after the features are zeros
-//   AS_RECORDS                whether columns lie as those of a record do, two tiles together
+//   TOGETHER                  tiles whose columns lie as those of a record do, 1 or 2; 0: columns lie in their order
 
 static_assert(ROW_COLUMNS >= NUM_FEATURES && ROW_COLUMNS % 16 == 0, "rows of features meet");
 
@@ -58,7 +59,7 @@ __device__ __forceinline__ void gather(
                 two[1] = column + 1 < NUM_FEATURES ? (two[1] - middle[half]) * scale[half] : 0.0f;
             }
             const long long row = first + g + 8 * half;
-            const int place = AS_RECORDS ? place_of_column<2>(column) : column;
+            const int place = TOGETHER ? place_of_column<TOGETHER ? TOGETHER : 1>(column) : column;
             if (row < num_rows) ((Pair*)features)[(row * ROW_COLUMNS + place) / 2] = packed(two[0], two[1]);
         }
     }

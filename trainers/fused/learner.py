@@ -13,6 +13,7 @@ from trainers.fused.by_layers import LayersGradient
 from trainers.fused.cell import Sequences
 from trainers.fused.conv_shape import ConvShape
 from trainers.fused.convolution import ConvGradient
+from trainers.fused.gather import Gather
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.launch import side_by_side
 from trainers.fused.learning_plan import NUM_FIGURES, SUM_THREADS
@@ -28,6 +29,7 @@ from warpdrive.function_manager import FunctionManager
 if TYPE_CHECKING:
     from trainers.algorithms.on_policy import OnPolicy
     from trainers.fused.learning_plan import GradientPlan, Part
+    from trainers.fused.seen import Seen
     from trainers.settings.config import PolicyConfig
 
 
@@ -78,6 +80,10 @@ class FusedLearner:
         ]
         for one in self._networks:
             one.prepare(self.packed, plan, self.constants)
+        self._rows = {
+            seen: torch.zeros(size, dtype=torch.uint8, device=device) for seen, size in plan.rows_of_features.items()
+        }
+        """Of features, which are brought together once an iteration."""
         self._compile(config)
         self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
         self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
@@ -86,7 +92,8 @@ class FusedLearner:
         self.stepper = Stepper(learner, self.packed, self._networks, self._parts, plan.num_groups)
         self._adam, self._steps = self.stepper.adam, new(2, 1)
         self._prepare_order()
-        self._calls = [call for number in range(plan.num_steps) for call in self._prepare_step(number)]
+        self._calls = self._prepare_rows()
+        self._calls += [call for number in range(plan.num_steps) for call in self._prepare_step(number)]
 
     @property
     def shares_nothing(self) -> bool:
@@ -159,8 +166,7 @@ class FusedLearner:
         for number in range(-(-size // chunk)):
             rows = min(chunk, size - number * chunk)
             given = {**arrays, "first_row": first + number * chunk, "num_rows": rows}
-            shown = self.learner.group.rollout.seen()
-            seen = [one.network.seen.arrays(shown) for one in self._networks]
+            seen = [self._seen(one.network.seen) for one in self._networks]
             before = []
             for one, own in zip(self._networks, seen, strict=True):
                 before.append(one.prepare_before(rows, first + number * chunk, {**arrays, **of_sequences, **own}))
@@ -184,6 +190,21 @@ class FusedLearner:
                 calls.append(functions.prepare("products", launch_shape, **given))
             calls += side_by_side([one.prepare_after(number, rows) for one in self._networks])
         return calls
+
+    def _prepare_rows(self) -> list[Callable[[], None]]:
+        calls, constants = {}, {**self.constants, "HAS_ORDER": False}
+        arrays = {"order": self._order, "active": self._active()}
+        for one in self._networks:
+            seen = one.network.seen
+            if seen in self._rows and seen not in calls:
+                gather = Gather(self.packed, one.network, one.plan.gather, constants)
+                given = {**arrays, **seen.arrays(self.learner.group.rollout.seen())}
+                calls[seen] = gather.prepare(self.plan.num_samples, 0, self._rows[seen], given)
+        return list(calls.values())
+
+    def _seen(self, seen: Seen) -> dict[str, torch.Tensor]:
+        """What the learn kernel is given of what a network sees."""
+        return {"seen0": self._rows[seen]} if seen in self._rows else seen.arrays(self.learner.group.rollout.seen())
 
     def _prepare_order(self) -> None:
         group, plan, sequences = self.learner.group, self.plan, self.plan.sequences

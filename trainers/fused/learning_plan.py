@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainers.fused.cell import CellPlan, RecurrentShape, Sequences
 from trainers.fused.layers_shape import LayersShape
-from trainers.fused.seen import Seen
+from trainers.fused.seen import Gathered, Seen
 from trainers.fused.shape import Shape, Way
 from warpdrive.function_manager import Constant
 
@@ -31,7 +31,7 @@ class Part:
     head_sizes: Sequence[int]
     num_blocks: int
     shared_bytes: int
-    seen: Seen
+    seen: Seen | Gathered
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class GradientPlan:
     """Parts of the biases' gradient, where layers go through memory."""
     cell: CellPlan | None = None
     """Of a recurrent network: how its unit goes through the sequences of a chunk."""
+    gather: Part | None = None
+    """Of the kernel `gather`, where rows of features are brought together before the first epoch."""
 
     @property
     def size_of_parts(self) -> int:
@@ -122,6 +124,15 @@ class LearningPlan:
         return sum(one.num_figures for one in self.networks)
 
     @property
+    def rows_of_features(self) -> dict[Seen, int]:
+        """Bytes of those that are brought together, by what they are of."""
+        return {
+            one.gather.seen: self.num_samples * one.gather.constants["ROW_COLUMNS"] * one.element_bytes
+            for one in self.networks
+            if one.gather is not None
+        }
+
+    @property
     def num_bytes(self) -> dict[str, int]:
         """By what holds them, besides the optimiser's memory."""
         tables = 8 + 3 * 4 + 1  # where a parameter's gradient is, its parts and its name; whether it is a critic's
@@ -131,5 +142,6 @@ class LearningPlan:
             "records": sum(one.record_bytes for one in self.networks),
             "parts of the gradient": sum(4 * one.size_of_parts for one in self.networks),
             "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,
+            "rows of features": sum(self.rows_of_features.values()),
             "figures": self.num_steps * (4 * NUM_FIGURES * self.num_figures + 24 * self.num_sums + 4),
         }

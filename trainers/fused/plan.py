@@ -21,8 +21,8 @@ from trainers.fused.conv_shape import MOST_CHANNELS, MOST_DENSE, ConvShape, Imag
 from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, WarpgroupShape
 from trainers.fused.learning_plan import NUM_FIGURES, GradientPlan, LearningPlan, Part
 from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
-from trainers.fused.seen import Seen, plain
-from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together
+from trainers.fused.seen import Gathered, Seen, plain
+from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together, to_tiles
 from trainers.heads import CategoricalHeads, GaussianHead, make_head
 from trainers.networks import find_network
 from trainers.networks.cnn import CNN
@@ -304,11 +304,13 @@ class Plan:
         has_room = shape.forward_bytes(2, self.element_bytes) <= self.limits.shared_bytes
         return 2 if has_room and num_rows > 16 * self.limits.num_multiprocessors else 1
 
-    def gathering(self, shape: LayersShape, num_rows: int) -> Part:
+    def gathering(self, shape: Shape, num_rows: int) -> Part:
         """The launch that brings so many rows of features together."""
+        together = 2 if isinstance(shape, WarpgroupShape) else 0 if isinstance(shape, LayersShape) else 1
+        columns = to_tiles(shape.num_features) if together == 1 else shape.padded[0][1]
         constants, _ = self._part(shape, 1, 0, in_fours=False)
         num_blocks = min(8 * self.limits.num_multiprocessors, -(-num_rows // (16 * WARPS)))
-        constants |= {"ROW_COLUMNS": shape.padded[0][1], "AS_RECORDS": isinstance(shape, WarpgroupShape)}
+        constants |= {"ROW_COLUMNS": columns, "TOGETHER": together}
         return Part(constants, self.request.head_sizes, num_blocks, 0, self.seen_by(shape))
 
     def learning(
@@ -337,14 +339,16 @@ class Plan:
             rows_a_block = 16 * WARPS * constants["ROW_TILES"]
             num_tiles = -(-chunk // rows_a_block)
             seen = self.seen_by(shape)
-            learn = Part(constants, heads, min(count, num_tiles), num_bytes, seen)
+            gathers = num_epochs > 1 and way != "layers" and seen.is_scattered and not self.request.norms_input
+            gather = self.gathering(shape, num_samples) if gathers else None
+            learn = Part(constants, heads, min(count, num_tiles), num_bytes, Gathered(seen) if gathers else seen)
             products, num_parts = None, learn.num_blocks * num_chunks if way == "registers" else num_chunks
             if way == "pieces":
                 _, pieces = shape.num_pieces
                 num_parts = max(1, min(blocks_of_products[i] // pieces, -(-chunk // STAGE_ROWS)))
                 stages = min(MAX_STAGES, (limits.shared_bytes - HEAD_BYTES) // shape.products_bytes)
                 num_bytes = HEAD_BYTES + stages * shape.products_bytes
-                products = Part({**constants, "STAGES": stages}, heads, num_parts * pieces, num_bytes, seen)
+                products = Part({**constants, "STAGES": stages}, heads, num_parts * pieces, num_bytes, learn.seen)
             record_rows = 0 if way == "registers" else num_tiles * rows_a_block
             num_figures = learn.num_blocks * WARPS * num_chunks
             row_blocks = self.num_row_blocks if way == "layers" else 0
@@ -354,7 +358,7 @@ class Plan:
             networks.append(
                 GradientPlan(
                     shape, way, learn, products, record_rows, num_parts, num_figures, self.element_bytes, row_blocks,
-                    cell,
+                    cell, gather,
                 )
             )  # fmt: skip
         num_steps = num_epochs * num_minibatches

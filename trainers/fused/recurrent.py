@@ -161,7 +161,7 @@ class RecurrentNetwork(NetworkOfRows):
         """A step of all agents, whose outputs it leaves.
 
         Args:
-            arrays: as for prepare_gather.
+            arrays: as for Gather.prepare.
             memory: [agents, numbers] before the step, and if it `remembers`, after it.
         """
         calls, outputs = [], self.outputs
@@ -180,7 +180,7 @@ class RecurrentNetwork(NetworkOfRows):
 
     def prepare_trunk(self, num_rows: int, first_row: int, arrays: Mapping[str, torch.Tensor]) -> list[Call]:
         """The layers before the cell, of rows from one of the order on; `arrays` as for prepare_all."""
-        calls = [self.prepare_gather(num_rows, first_row, self.layer(-1)[:num_rows], arrays)]
+        calls = [self.gather.prepare(num_rows, first_row, self.layer(-1)[:num_rows], arrays)]
         for number in range(len(self.trunk)):
             given, hidden = self.layer(number - 1)[:num_rows], self.layer(number)[:num_rows]
             if self._dense[number] is not None:

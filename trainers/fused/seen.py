@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -105,10 +106,16 @@ class Seen:
         return sum(one.size for one in self.sources) + self.num_ids
 
     @property
-    def is_plain(self) -> bool:
-        """Whether a row is numbers of one float32 array side by side, and nothing else: the fastest to read."""
+    def kind(self) -> Literal["row", "sources"]:
+        """"row" where it is numbers of one float32 array side by side, and nothing else: the fastest to read."""
         one = self.sources[0]
-        return self.num_ids == 0 and len(self.sources) == 1 and one.dtype == torch.float32 and one.stride == one.size
+        is_row = self.num_ids == 0 and len(self.sources) == 1 and one.dtype == torch.float32 and one.stride == one.size
+        return "row" if is_row else "sources"
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether a row is in several arrays: reading it in every epoch takes longer than bringing it together once."""
+        return len(self.sources) > 1
 
     @property
     def why_not(self) -> str | None:
@@ -131,7 +138,7 @@ class Seen:
         """The C++ that goes before layers/mlp.cuh."""
         members = " ".join(f"const {ctype}* {name};" for name, ctype in self.parameters.items())
         lines = [f"struct Seen {{ {members} }};"]
-        if self.is_plain:
+        if self.kind == "row":
             return lines[0]
         starts = accumulate((one.size for one in self.sources), initial=0)
         lines.append("template <int NUMBER> struct Source;")
@@ -139,6 +146,19 @@ class Seen:
         lines.append(f"constexpr int NUM_SOURCES = {len(self.sources)}, NUM_IDS = {self.num_ids};")
         lines.append(f"constexpr bool HIDES = {str(self.hides).lower()};")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The same rows, brought together before: elements of whole tiles, as layers/gathered.cuh reads them."""
+
+    seen: Seen
+    """What they are of."""
+    kind: ClassVar[str] = "gathered"
+    parameters: ClassVar[dict[str, str]] = {"seen0": "unsigned char"}
+
+    def text(self) -> str:
+        return "struct Seen { const unsigned char* seen0; };"
 
 
 def plain(num_features: int, array: str = "observation", num_agents: int = 1) -> Seen:

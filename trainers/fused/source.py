@@ -52,7 +52,8 @@ def compile_fused(
         is_of_box = not part.head_sizes
         chosen = {f"BY_{name}": part.constants[name] for name in ("WARPGROUPS", "LAYERS")}
         chosen["OF_VALUES"] = part.constants["GIVES_VALUES"]
-        chosen |= {"SEES_SOURCES": not part.seen.is_plain, "OF_BOX": is_of_box}
+        chosen |= {f"SEES_{kind.upper()}": part.seen.kind == kind for kind in ("sources", "gathered")}
+        chosen["OF_BOX"] = is_of_box
         lines += [f"#define {name} {int(value)}" for name, value in chosen.items()]
         lines += ['#include "gaussian.cuh"'] if is_of_box else []
         lines += [f"namespace network{number} {{", write_constants(part.constants)]

@@ -113,7 +113,8 @@ def parts_of(kernel: str, request: Request, limits: Limits) -> tuple[Sequence[Pa
     learning = found.learning(4000, 2, 2)
     if kernel == "gather":
         gathers = [one for one in found.shapes if isinstance(one, LayersShape) and not isinstance(one, ConvShape)]
-        return [found.gathering(shape, 4000) for shape in gathers], 1
+        of_layers = [found.gathering(shape, 4000) for shape in gathers]
+        return of_layers + [one.gather for one in learning.networks if one.gather is not None], 1
     if kernel == "learn":
         return [one.learn for one in learning.networks], learning.blocks_at_once
     return [one.products for one in learning.networks if one.products is not None], 1
@@ -152,7 +153,7 @@ def test_what_is_planned_for_a_gpu_compiles(for_gpus, arch, name):
     request, limits = REQUESTS[name], limits_of(arch)
     kernels = [kernel for kernel in OWN if parts_of(kernel, request, limits)[0]]
     assert ("products" in kernels) == (arch == "sm_90a" and max(request.widths + (request.critic_widths or ())) == 256)
-    assert ("gather" in kernels) == (request.critic_widths == (512,))
+    assert ("gather" in kernels) == (request.critic_widths == (512,) or request.critic_seen is not None)
     for kernel in kernels:
         functions, shared_bytes = compile_it(kernel, request, limits, for_gpus)
         assert shared_bytes <= limits.shared_bytes

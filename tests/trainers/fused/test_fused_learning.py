@@ -16,6 +16,7 @@ import trainers.fused.plan
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPOConfig
+from trainers.fused.seen import Seen
 from trainers.learning.guard import NOTHING_FOUND
 from warpdrive.backends.base import Backend
 from warpdrive.config import Schedule
@@ -126,6 +127,37 @@ def test_the_same_updates_have_the_same_bits_and_orders_and_each_an_order_of_its
     assert torch.equal(first_order, second_order) != learner.learns_by.plan.has_order
 
 
+@pytest.mark.parametrize(
+    ("rollout", "precision", "way"),
+    [
+        ("ppo of several arrays", FULL, REGISTERS),
+        ("ppo of several arrays", BF16, RECORDS),
+        ("mappo that credits the team", FULL, RECORDS),
+        ("mappo that credits the team", BF16, REGISTERS),
+        ("mappo of two wide layers", BF16, REGISTERS),
+    ],
+)
+def test_rows_brought_together_are_learned_from_as_if_they_were_read_where_they_lie(
+    make, rollout, precision, way, device, monkeypatch
+):
+    """As torch does; on a CPU with the same bits in two updates of two epochs each. A GPU's compiler may fuse the
+    product that scales bytes with a sum in one kernel and not in another."""
+    if device == "cpu" and (rollout, precision, way) in OF_WARPGROUPS:
+        pytest.skip("a GPU alone has them, and these layers take a CPU long")
+    times, found = 20 if device == "cuda" else 1, []
+    for is_scattered in (True, False):
+        monkeypatch.setattr(Seen, "is_scattered", is_scattered)
+        learner = make(rollout, precision, way, times=times, num_epochs=2, lr=1e-2)
+        assert bool(learner.learns_by.plan.rows_of_features) == is_scattered
+        if device == "cuda":
+            assert_learns_as_torch(make(rollout, precision, way, times=times, num_epochs=2), precision)
+            continue
+        for _ in range(2):
+            learner.update()
+        found.append([parameter.detach().clone() for parameter in learner.policy.parameters()])
+    assert device == "cuda" or all(torch.equal(*both) for both in zip(*found, strict=True))
+
+
 # ------------------------------------------------------------------------------------------------- steps
 
 
@@ -206,10 +238,10 @@ def test_what_nobody_shares_are_sums_in_registers_on_one_rank(make, way):
     assert not type(learner).shares_nothing, "what torch makes"
 
 
-@pytest.mark.parametrize("way", [BOTH, RECORDS, LAYERS])
+@pytest.mark.parametrize("way", [BOTH, RECORDS, LAYERS, REGISTERS])
 def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
-    rollout = "ppo of four layers beside one" if way == LAYERS else "ppo with a critic of its own"
-    fused = make(rollout, BF16, way).learns_by
+    of_way = {LAYERS: "ppo of four layers beside one", REGISTERS: "mappo that credits the team"}
+    fused = make(of_way.get(way, "ppo with a critic of its own"), BF16, way, num_epochs=2).learns_by
     packed, by = fused.packed, fused.stepper
     held = {
         "packed parameters": [packed.elements, packed.biases, packed.weight_place],
@@ -217,8 +249,10 @@ def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
         "records": [one.records for one in fused._networks],
         "parts of the gradient": [one.parts for one in fused._networks],
         "gradient": [by.gradient, by._squares, by._is_critic, *by._tables.values()],
+        "rows of features": [*fused._rows.values()],
         "figures": [fused._figures, fused._sums, fused._norms],
     }
+    assert bool(fused._rows) == (way == REGISTERS)
     told = packed.plan.bytes_of_playing(10) | fused.plan.num_bytes
     assert told.pop("entropy") == 40
     told.pop("hidden layers", None)  # of who plays

@@ -30,7 +30,7 @@
 //
 // WARPGROUPS asks for hidden layers of 128 or 256, all weights in shared memory, ROW_TILES of 1, and sm_90a.
 // BY_WARPGROUPS is the same for the preprocessor: what follows it compiles for nothing else. So does SEES_SOURCES what
-// a network needs that does not see one array of floats alone.
+// a network needs that does not see one array of floats alone, and SEES_GATHERED where its rows were brought together.
 // BY_LAYERS, too: the layers were computed before the launch (by_layers.cu), and their outputs stand for the weights.
 //
 // One launch may serve several networks: source.py includes this file once for each size, in a namespace of its own,
@@ -45,7 +45,7 @@ constexpr int AT_ONCE_LAST = TILES2 > 0 ? AT_ONCE2 : AT_ONCE1;
 constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;
 constexpr bool FEATURES_IN_REGISTERS = FEATURE_TILES <= 8;
 // Whether the next tile's features are fetched into registers while a tile is at work: where these are few.
-constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= 2;
+constexpr bool FETCHES_AHEAD = WARPGROUPS || ROW_TILES * FEATURE_TILES <= (SEES_GATHERED ? 4 : 2);
 // Tiles that a layer reads: those of thousands of features would take hours to compile.
 constexpr int MOST_UNROLLED = 16;
 
@@ -126,7 +126,9 @@ __device__ __forceinline__ float normalised(float x, int column, const float* me
     return fminf(fmaxf((x - mean[column]) * rsqrtf(variance[column] + 1e-8f), -CLIP), CLIP);
 }
 
-#if SEES_SOURCES
+#if SEES_GATHERED
+#include "layers/gathered.cuh"
+#elif SEES_SOURCES
 #include "layers/sources.cuh"
 #else
 #include "layers/row.cuh"
