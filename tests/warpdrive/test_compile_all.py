@@ -40,7 +40,7 @@ FUSED = {
         "HAS_ACTIVE": True, "CREDITS_TEAM": False,
     },
     "by_layers.cu": {"FULL_PRECISION": False, "IS_TANH": True, "THREADS": 256, "NORM_EPS": 1e-5},
-    "by_warpgroups.cu": {"FULL_PRECISION": False, "IS_TANH": True, "WARPS": 8},
+    "by_warpgroups.cu": {"FULL_PRECISION": False, "IS_TANH": True, "WARPS": 8, "UNITS": 5},
     "layer_norm.cu": {"FULL_PRECISION": False, "NUM_NORMS": 2, "THREADS": 128},
     "r2d2_loss.cu": {
         "FULL_PRECISION": True, "NUM": 32, "BURN_IN": 40, "LENGTH": 80, "ROWS": 85, "NUM_ACTIONS": 5, "THREADS": 256,

@@ -29,6 +29,8 @@ THREADS, COLUMNS = 256, 8
 """Of a block of the kernels of by_layers.cu; columns of a thread."""
 BLOCKS_AT_ONCE = 8
 """Of those, which a multiprocessor holds."""
+UNIT, MAX_UNITS = 16 * 32 * WARPS, 10
+"""Elements of a block's unit in by_warpgroups.cu: 32 columns of 16 rows a warp; units on their way at once."""
 
 
 class RowKernels:
@@ -365,7 +367,8 @@ class LayerLaunch(Launch):
         packed, kernel = launches[0].packed, launches[0].kernel
         limits, has_sums = packed.plan.limits, kernel != "layer_forward"
         widest = max(one.input.shape[1] for one in launches)
-        shared_bytes = packed.plan.element_bytes * PANEL * widest + (4 * WARPS * PANEL if has_sums else 0)
+        shared_bytes = packed.plan.element_bytes * (PANEL * widest + units_ahead(packed) * UNIT)
+        shared_bytes += 4 * WARPS * PANEL if has_sums else 0
         num_blocks = limits.blocks_at_once(shared_bytes) * limits.num_multiprocessors
         whole, problems, first = sum(one.work for one in launches), [], 0
         for one in launches:
@@ -391,8 +394,19 @@ def compiled(packed: PackedPolicy) -> FunctionManager:
     file = KERNELS / "by_warpgroups.cu"
     if file not in packed.compiled:
         constants = {**packed.precision, "IS_TANH": packed.plan.request.activation == "tanh", "WARPS": WARPS}
+        constants["UNITS"] = units_ahead(packed)
         packed.compiled[file] = FunctionManager(None, file, constants, backend=packed.backend)
     return packed.compiled[file]
+
+
+def units_ahead(packed: PackedPolicy) -> int:
+    """Units that a thread of by_warpgroups.cu has on their way: as many as fit beside the widest layer's weights."""
+    limits, size = packed.plan.limits, packed.plan.element_bytes
+    shapes = [shape for shape in packed.plan.shapes if isinstance(shape, WarpgroupShape)]
+    widest = max(given for shape in shapes for _, given in shape.padded)
+    weights = size * PANEL * widest + 4 * WARPS * PANEL
+    room = limits.bytes_a_block(limits.blocks_at_once(weights + 2 * size * UNIT)) - weights
+    return max(2, min(MAX_UNITS, room // (size * UNIT)))
 
 
 def make_layers(packed: PackedPolicy, network: PackedNetwork, *arguments: Any) -> LayersNetwork:

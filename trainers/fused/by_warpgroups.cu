@@ -17,6 +17,7 @@
 //   FULL_PRECISION  of the elements; false where warpgroups multiply
 //   IS_TANH         the activation: tanh, or else the positive part
 //   WARPS           of a block, a multiple of four
+//   UNITS           of memory that are on their way ahead of a thread, two at least
 // Elsewhere than on an sm_90a, as on a CPU, warps multiply alone: to test where everything lies.
 #include "warpgroup.cuh"
 
@@ -54,19 +55,69 @@ struct Rows {
     }
 };
 
-// What goes into a layer, some columns at a time: all together TILES tiles of 16.
-template <int TOGETHER>
-struct Input {
-    static constexpr int TILES = TOGETHER == 2 ? 4 : 1;
-    Pair tile[TILES][4];
+// What a thread takes of memory comes to shared memory ahead of its turn, where it alone reads it: a unit is what it has
+// of 32 columns of its two rows, the upper and the lower. Of each 64 rows, units of the input come first, then those of
+// what the output's columns hold so far.
+struct Units {
+    static constexpr int LANE = 8;  // elements of a row
+    static constexpr int HALF = LANE * THREADS;
+    const Rows& rows;
+    const Element* input;
+    const Element* output;
+    Element* place;  // [UNITS][2][thread][LANE]
+    int width, out, num_inputs, num_all;
+    int oldest = 0;   // of those on their way
+    int unit = 0;     // the next to come
+    long long row;    // of which row
 
-    __device__ __forceinline__ void load(const Element* upper, const Element* lower, int chunk)
+    //   num_inputs, num_outputs  units of a row
+    __device__ __forceinline__ Units(
+        const Rows& rows, const Element* input, int width, int num_inputs, const Element* output, int out,
+        int num_outputs, Element* shared)
+        : rows(rows), input(input), output(output), place(shared + LANE * threadIdx.x), width(width), out(out),
+          num_inputs(num_inputs), num_all(num_inputs + num_outputs), row(rows.first)
     {
-        const int column = 16 * TILES * chunk + place_of_lane<8, TOGETHER>(lane_index() & 3);
-#pragma unroll
-        for (int k = 0; k < TILES; k += TOGETHER) {
-            load_tiles((Pair(&)[TOGETHER][4])tile[k], upper + column + 16 * k, lower + column + 16 * k);
+        const int column = place_of_lane<8, 2>(lane_index() & 3);
+        this->input += column;
+        this->output += column;
+#pragma unroll 1
+        for (int i = 0; i < UNITS; ++i) call();
+    }
+    // Starts one more, in the place of the oldest, which must have been read.
+    __device__ __forceinline__ void call()
+    {
+        if (row / 64 * 64 < rows.num_rows) {
+            const bool is_input = unit < num_inputs;
+            const Element* column = is_input ? input + 32 * unit : output + 32 * (unit - num_inputs);
+            const int pitch = is_input ? width : out;
+            Element* to = place + 2 * HALF * oldest;
+            copy(to, column + rows.place(row, pitch));
+            copy(to + HALF, column + rows.place(row + 8, pitch));
         }
+        close_copies();
+        oldest = oldest + 1 < UNITS ? oldest + 1 : 0;
+        if (++unit < num_all) return;
+        unit = 0;
+        row += rows.step;
+    }
+    // Waits until the COUNT oldest are there.
+    template <int COUNT>
+    __device__ __forceinline__ void wait() const
+    {
+        wait_for_groups<UNITS - COUNT>();
+    }
+    // The oldest but so many.
+    __device__ __forceinline__ void read(Pair (&tiles)[2][4], int younger) const
+    {
+        const int slot = oldest + younger < UNITS ? oldest + younger : oldest + younger - UNITS;
+        load_tiles(tiles, place + 2 * HALF * slot, place + 2 * HALF * slot + HALF);
+    }
+
+private:
+    static __device__ __forceinline__ void copy(Element* to, const Element* from)
+    {
+#pragma unroll
+        for (int i = 0; i < LANE; i += PIECE) start_copy((Bytes16*)(to + i), (const Bytes16*)(from + i));
     }
 };
 
@@ -117,44 +168,78 @@ __device__ __forceinline__ void settle_input(const Pair (&)[SIZE][4])
 __device__ __forceinline__ void show_to_products() {}
 #endif
 
-// All rows of a block through its weights: calls finish(row, sum) for each 64 of a warpgroup.
-//   start(sum)  gives sums their first values
-template <int TOGETHER, bool TRANSPOSED, typename Start, typename Finish>
+// All rows of a block through its weights, TILES of 16 columns at once: calls finish(row, sum) for each 64 of a warpgroup.
+//   take(tiles, row, chunk)  brings the next columns of a row
+//   start(sum)               gives sums their first values
+template <int TILES, bool TRANSPOSED, typename Take, typename Start, typename Finish>
 __device__ __forceinline__ void go_through(
-    const Rows& rows, const Element* input, int width, const Element* weights, Start start, Finish finish)
+    const Rows& rows, int width, const Element* weights, Take take, Start start, Finish finish)
 {
-    constexpr int TILES = Input<TOGETHER>::TILES;
     const int num_chunks = width / (16 * TILES);
     constexpr int BLOCK_BYTES = 64 * (int)sizeof(Element);
     const int along = BLOCK_BYTES * (TRANSPOSED ? PANEL / 8 : 1);
     const int across = BLOCK_BYTES * (TRANSPOSED ? 1 : width / 8);
-    Input<TOGETHER> now, next;
-    now.load(input + rows.place(rows.first, width), input + rows.place(rows.first + 8, width), 0);
     // Of a warpgroup, all warps go on as long as one of them has a row.
     for (long long row = rows.first; row / 64 * 64 < rows.num_rows; row += rows.step) {
         float sum[BLOCKS][4];
         start(sum);
         settle(sum);
         for (int chunk = 0; chunk < num_chunks; ++chunk) {
-            const bool is_last = chunk + 1 == num_chunks;
-            const long long from = is_last ? row + rows.step : row;
-            next.load(
-                input + rows.place(from, width), input + rows.place(from + 8, width), is_last ? 0 : chunk + 1);
-            settle_input(now.tile);
+            Pair tiles[TILES][4];
+            take(tiles, row, chunk);
             begin_products();
 #pragma unroll
             for (int k = 0; k < TILES; ++k) {
                 const char* b = (const char*)weights + 2 * (chunk * TILES + k) * along;
-                add_tile<TRANSPOSED>(sum, now.tile[k], (const Element*)b, along, across);
+                add_tile<TRANSPOSED>(sum, tiles[k], (const Element*)b, along, across);
             }
             end_products();
             wait_for_products<0>();
             settle(sum);
-            now = next;
         }
         finish(row, sum);
     }
 }
+
+// Columns of a layer, which are units; of outputs, which lie as those of a record do, 16 at a time.
+struct Layer {
+    Units& units;
+
+    __device__ __forceinline__ void operator()(Pair (&tiles)[4][4], long long, int)
+    {
+        units.wait<2>();
+        units.read((Pair(&)[2][4])tiles[0], 0);
+        units.read((Pair(&)[2][4])tiles[2], 1);
+        settle_input(tiles);
+        units.call();
+        units.call();
+    }
+};
+struct Outputs {
+    const Rows& rows;
+    const Element* input;
+    int width;
+    Pair next[1][4];
+
+    __device__ __forceinline__ Outputs(const Rows& rows, const Element* input, int width)
+        : rows(rows), input(input + place_of_lane<8, 1>(lane_index() & 3)), width(width)
+    {
+        load(rows.first, 0);
+    }
+    __device__ __forceinline__ void load(long long row, int k)
+    {
+        const Element* from = input + 16 * k;
+        load_tiles(next, from + rows.place(row, width), from + rows.place(row + 8, width));
+    }
+    __device__ __forceinline__ void operator()(Pair (&tiles)[1][4], long long row, int k)
+    {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tiles[0][i] = next[0][i];
+        const bool is_last = 16 * (k + 1) == width;
+        load(is_last ? row + rows.step : row, is_last ? 0 : k + 1);
+        settle_input(tiles);
+    }
+};
 
 struct Problem {
     long long input, weights, sums, output, num_rows, width, num_panels, first_block, num_blocks;
@@ -204,8 +289,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(const lon
     const int t = lane_index() & 3;
     const int out = work.num_panels * PANEL;
     const float* start = work.sums + work.panel * PANEL + 2 * t;
-    go_through<2, false>(
-        rows, work.input, work.width, (const Element*)shared,
+    Units units(
+        rows, work.input, work.width, work.width / 32, nullptr, 0, 0, (Element*)shared + PANEL * work.width);
+    go_through<4, false>(
+        rows, work.width, (const Element*)shared, Layer{units},
         [&](float(&sum)[BLOCKS][4]) {
 #pragma unroll
             for (int i = 0; i < BLOCKS; ++i) {
@@ -231,9 +318,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(const lon
 }
 
 // The delta of a layer from that of the next: (delta weights) times the slope of what the layer gave, in its place.
-template <int TOGETHER>
-__device__ __forceinline__ void backward(
-    char* shared, const Work& work, bool goes_on)
+template <bool FROM_OUTPUTS>
+__device__ __forceinline__ void backward(char* shared, const Work& work, bool goes_on)
 {
     float* sums = (float*)(shared + PANEL * work.width * sizeof(Element));  // [warp][PANEL]
     for (int i = threadIdx.x; i < WARPS * PANEL; i += THREADS) sums[i] = 0.0f;
@@ -243,51 +329,60 @@ __device__ __forceinline__ void backward(
     const Rows rows(work.block, work.num_blocks, work.num_rows);
     const int t = lane_index() & 3;
     const int out = work.num_panels * PANEL;
+    Element* place = work.output + work.panel * PANEL;
     float* sums_of_warp = sums + threadIdx.x / 32 * PANEL;
-    go_through<TOGETHER, true>(
-        rows, work.input, work.width, (const Element*)shared,
-        [&](float(&sum)[BLOCKS][4]) {
+    Units units(
+        rows, work.input, work.width, FROM_OUTPUTS ? 0 : work.width / 32, place, out, PANEL / 32,
+        (Element*)(sums + WARPS * PANEL));
+    const auto start = [&](float(&sum)[BLOCKS][4]) {
 #pragma unroll
-            for (int i = 0; i < BLOCKS; ++i) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0.0f;
-        },
-        [&](long long row, float(&sum)[BLOCKS][4]) {
-            const bool has_upper = row < rows.num_rows;
-            const bool has_lower = row + 8 < rows.num_rows;
-            Element* column = work.output + work.panel * PANEL + place_of_lane<8, 2>(t);
-            Element* upper = column + rows.place(row, out);
-            Element* lower = column + rows.place(row + 8, out);
+        for (int i = 0; i < BLOCKS; ++i) sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0.0f;
+    };
+    const auto finish = [&](long long row, float(&sum)[BLOCKS][4]) {
+        const bool has_upper = row < rows.num_rows;
+        const bool has_lower = row + 8 < rows.num_rows;
+        Element* upper = place + place_of_lane<8, 2>(t) + row * out;
+        Element* lower = upper + 8 * out;
 #pragma unroll
-            for (int n = 0; n < BLOCKS / 2; n += 2) {
-                Pair gave[2][4];
-                Pair tiles[2][4];
-                load_tiles(gave, upper + 16 * n, lower + 16 * n);
+        for (int n = 0; n < BLOCKS / 2; n += 2) {
+            Pair gave[2][4];
+            Pair tiles[2][4];
+            units.wait<1>();
+            units.read(gave, 0);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const FloatPair activated = unpack(gave[i / 4][i % 4]);
-                    float* two = &sum[2 * n + i / 2][2 * (i % 2)];
-                    const bool is_there = i % 2 ? has_lower : has_upper;
-                    two[0] = is_there ? two[0] * slope(activated.low) : 0.0f;
-                    two[1] = is_there ? two[1] * slope(activated.high) : 0.0f;
-                    tiles[i / 4][i % 4] = packed(two[0], two[1]);
-                }
-                if (has_upper) put(upper + 16 * n, tiles, 0, 0u);
-                if (has_lower) put(lower + 16 * n, tiles, 1, 0u);
+            for (int i = 0; i < 8; ++i) {
+                const FloatPair activated = unpack(gave[i / 4][i % 4]);
+                float* two = &sum[2 * n + i / 2][2 * (i % 2)];
+                const bool is_there = i % 2 ? has_lower : has_upper;
+                two[0] = is_there ? two[0] * slope(activated.low) : 0.0f;
+                two[1] = is_there ? two[1] * slope(activated.high) : 0.0f;
+                tiles[i / 4][i % 4] = packed(two[0], two[1]);
             }
+            if (has_upper) put(upper + 16 * n, tiles, 0, 0u);
+            if (has_lower) put(lower + 16 * n, tiles, 1, 0u);
+            units.call();
+        }
 #pragma unroll
-            for (int i = 0; i < BLOCKS; ++i) {  // over the warp's 16 rows
-                float low = sum[i][0] + sum[i][2];
-                float high = sum[i][1] + sum[i][3];
+        for (int i = 0; i < BLOCKS; ++i) {  // over the warp's 16 rows
+            float low = sum[i][0] + sum[i][2];
+            float high = sum[i][1] + sum[i][3];
 #pragma unroll
-                for (int flip = 4; flip < 32; flip *= 2) {
-                    low += __shfl_xor_sync(ALL_LANES, low, flip);
-                    high += __shfl_xor_sync(ALL_LANES, high, flip);
-                }
-                if (lane_index() < 4) {
-                    sums_of_warp[8 * i + 2 * t] += low;
-                    sums_of_warp[8 * i + 2 * t + 1] += high;
-                }
+            for (int flip = 4; flip < 32; flip *= 2) {
+                low += __shfl_xor_sync(ALL_LANES, low, flip);
+                high += __shfl_xor_sync(ALL_LANES, high, flip);
             }
-        });
+            if (lane_index() < 4) {
+                sums_of_warp[8 * i + 2 * t] += low;
+                sums_of_warp[8 * i + 2 * t + 1] += high;
+            }
+        }
+    };
+    if constexpr (FROM_OUTPUTS) {
+        const Outputs take(rows, work.input, work.width);
+        go_through<1, true>(rows, work.width, (const Element*)shared, take, start, finish);
+    } else {
+        go_through<4, true>(rows, work.width, (const Element*)shared, Layer{units}, start, finish);
+    }
     __syncthreads();
     for (int i = threadIdx.x; i < PANEL; i += THREADS) {
         float* place = work.sums + (long long)work.block * out + work.panel * PANEL + i;
@@ -311,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_backward(
         const int at = (i / PIECES * work.num_panels + work.panel) * PIECES + i % PIECES;
         start_copy((Bytes16*)shared + i, (const Bytes16*)work.weights + at);
     }
-    backward<2>(shared, work, goes_on);
+    backward<false>(shared, work, goes_on);
 }
 
 // From outputs to the last hidden layers: the same, of weights [width, out] whose columns, and whose rows 16 at a time,
@@ -330,5 +425,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) outputs_backward(
         const int block = row / 8 * (PANEL / 8) + column / 8;
         ((Element*)shared)[block * 64 + row % 8 * 8 + column % 8] = work.weights[from];
     }
-    backward<1>(shared, work, goes_on);
+    backward<true>(shared, work, goes_on);
 }

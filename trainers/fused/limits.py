@@ -12,6 +12,8 @@ from warpdrive.errors import ConfigError
 
 MAX_ROWS = (1 << 31) - (1 << 20)
 """Samples, or agents in all envs: kernels number them in 32 bits, up to what all blocks would take beyond the last."""
+RESERVED = 1024
+"""Bytes of shared memory that a block has besides its own."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,11 @@ class Limits:
 
     def blocks_at_once(self, shared_bytes: int) -> int:
         """Blocks of so much shared memory that a multiprocessor holds, two at most."""
-        reserved = 1024  # of each block
-        return max(1, min(2, (self.shared_bytes + reserved) // (shared_bytes + reserved)))
+        return max(1, min(2, (self.shared_bytes + RESERVED) // (shared_bytes + RESERVED)))
+
+    def bytes_a_block(self, blocks_at_once: int) -> int:
+        """Shared memory that each of so many blocks of a multiprocessor can have."""
+        return (self.shared_bytes + RESERVED) // blocks_at_once - RESERVED
 
 
 CPU = Limits(None, 227 << 10, 2)
