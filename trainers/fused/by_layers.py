@@ -20,6 +20,7 @@ from trainers.fused.gradient import NetworkGradient, Places
 from trainers.fused.launch import Launch
 from trainers.fused.layers_shape import PANEL, WarpgroupShape
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
+from trainers.fused.limits import Limits
 from trainers.fused.packed import KERNELS, Layer, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import NORM_EPS, WARPS
 from warpdrive.backends.base import LaunchShape
@@ -29,8 +30,8 @@ THREADS, COLUMNS = 256, 8
 """Of a block of the kernels of by_layers.cu; columns of a thread."""
 BLOCKS_AT_ONCE = 8
 """Of those, which a multiprocessor holds."""
-UNIT, MAX_UNITS = 16 * 32 * WARPS, 10
-"""Elements of a block's unit in by_warpgroups.cu: 32 columns of 16 rows a warp; units on their way at once."""
+MAX_UNITS = 10
+"""Of by_warpgroups.cu, which are on their way at once."""
 
 
 class RowKernels:
@@ -367,20 +368,22 @@ class LayerLaunch(Launch):
         packed, kernel = launches[0].packed, launches[0].kernel
         limits, has_sums = packed.plan.limits, kernel != "layer_forward"
         widest = max(one.input.shape[1] for one in launches)
-        shared_bytes = packed.plan.element_bytes * (PANEL * widest + units_ahead(packed) * UNIT)
-        shared_bytes += 4 * WARPS * PANEL if has_sums else 0
-        num_blocks = limits.blocks_at_once(shared_bytes) * limits.num_multiprocessors
+        warps, units = block_for(packed)
+        shared_bytes = packed.plan.element_bytes * (PANEL * widest + units * unit_of(warps))
+        shared_bytes += bytes_of_sums(warps) if has_sums else 0
+        at_once = min(limits.blocks_at_once(shared_bytes), 2 * WARPS // warps)
+        num_blocks = at_once * limits.num_multiprocessors
         whole, problems, first = sum(one.work for one in launches), [], 0
         for one in launches:
             (num_rows, width), panels = one.input.shape, one.num_panels
-            blocks = min(num_blocks * one.work // (whole * panels), -(-num_rows // (16 * WARPS)))
+            blocks = min(num_blocks * one.work // (whole * panels), -(-num_rows // (16 * warps)))
             blocks = max(1, blocks) * panels
             tensors = (one.input, one.weight, one.sums, one.output)
             problems.append((*(tensor.data_ptr() for tensor in tensors), num_rows, width, panels, first, blocks))
             first += blocks
         table = torch.tensor(problems, device=packed.backend.device)
         given = {"goes_on": launches[0].goes_on} if has_sums else {}
-        shape = LaunchShape(first, (32 * WARPS, 1), shared_bytes)
+        shape = LaunchShape(first, (32 * warps, 1), shared_bytes)
         call = compiled(packed).prepare(kernel, shape, problems=table, num_problems=len(problems), **given)
 
         def launch(_: Sequence[LayerLaunch] = tuple(launches)) -> None:  # keeps the memory that is told
@@ -393,20 +396,42 @@ def compiled(packed: PackedPolicy) -> FunctionManager:
     """The kernels of by_warpgroups.cu for a policy."""
     file = KERNELS / "by_warpgroups.cu"
     if file not in packed.compiled:
-        constants = {**packed.precision, "IS_TANH": packed.plan.request.activation == "tanh", "WARPS": WARPS}
-        constants["UNITS"] = units_ahead(packed)
+        warps, units = block_for(packed)
+        is_tanh = packed.plan.request.activation == "tanh"
+        constants = {**packed.precision, "IS_TANH": is_tanh, "WARPS": warps, "UNITS": units}
         packed.compiled[file] = FunctionManager(None, file, constants, backend=packed.backend)
     return packed.compiled[file]
 
 
-def units_ahead(packed: PackedPolicy) -> int:
-    """Units that a thread of by_warpgroups.cu has on their way: as many as fit beside the widest layer's weights."""
-    limits, size = packed.plan.limits, packed.plan.element_bytes
-    shapes = [shape for shape in packed.plan.shapes if isinstance(shape, WarpgroupShape)]
-    widest = max(given for shape in shapes for _, given in shape.padded)
-    weights = size * PANEL * widest + 4 * WARPS * PANEL
-    room = limits.bytes_a_block(limits.blocks_at_once(weights + 2 * size * UNIT)) - weights
-    return max(2, min(MAX_UNITS, room // (size * UNIT)))
+def block_of(limits: Limits, element_bytes: int, widest: int) -> tuple[int, int]:
+    """Warps of a block of by_warpgroups.cu, and units that are on their way.
+
+    A multiprocessor has two blocks; or one of as many warps, or of half as many, where the weights of a layer with
+    the widest input leave room for no more. Units are as many as fit beside those weights.
+    """
+    for at_once, warps in ((2, WARPS), (1, 2 * WARPS), (1, WARPS)):
+        room = limits.bytes_a_block(at_once) - element_bytes * PANEL * widest - bytes_of_sums(warps)
+        units = room // (element_bytes * unit_of(warps))
+        if units >= 2:
+            break
+    return warps, max(2, min(MAX_UNITS, units))
+
+
+def block_for(packed: PackedPolicy) -> tuple[int, int]:
+    """The same for all networks of a policy."""
+    plan = packed.plan
+    shapes = [shape for shape in plan.shapes if isinstance(shape, WarpgroupShape)]
+    return block_of(plan.limits, plan.element_bytes, max(given for shape in shapes for _, given in shape.padded))
+
+
+def bytes_of_sums(warps: int) -> int:
+    """Of deltas, which each warp of a block of by_warpgroups.cu adds up."""
+    return 4 * warps * PANEL
+
+
+def unit_of(warps: int) -> int:
+    """Elements of a block's unit in by_warpgroups.cu: 32 columns of 16 rows a warp."""
+    return 16 * 32 * warps
 
 
 def make_layers(packed: PackedPolicy, network: PackedNetwork, *arguments: Any) -> LayersNetwork:

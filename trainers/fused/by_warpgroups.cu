@@ -16,7 +16,7 @@
 // Constants:
 //   FULL_PRECISION  of the elements; false where warpgroups multiply
 //   IS_TANH         the activation: tanh, or else the positive part
-//   WARPS           of a block, a multiple of four
+//   WARPS           of a block, 8 or 16: a multiprocessor has 16
 //   UNITS           of memory that are on their way ahead of a thread, two at least
 // Elsewhere than on an sm_90a, as on a CPU, warps multiply alone: to test where everything lies.
 #include "warpgroup.cuh"
@@ -275,7 +275,8 @@ struct Work {
 
 // Hidden layers, the first among them: output = activation of (weights input + bias).
 //   problems  [num_problems, 9]  64 divides a width; weights are [out / 8][width / 8][8][8]    read
-extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_forward(const long long* problems, int num_problems)
+extern "C" __global__ void __launch_bounds__(THREADS, 16 / WARPS) layer_forward(
+    const long long* problems, int num_problems)
 {
     extern __shared__ char shared[];
     const Work work(problems, num_problems);
@@ -396,7 +397,7 @@ __device__ __forceinline__ void backward(char* shared, const Work& work, bool go
 //   problems  [num_problems, 9]  64 divides a width; weights are [width / 8][out / 8][8][8]; each block has a row of
 //             the sums: those of the deltas over its rows                                      read
 //   goes_on   whether they are added to what is there
-extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_backward(
+extern "C" __global__ void __launch_bounds__(THREADS, 16 / WARPS) layer_backward(
     const long long* problems, int num_problems, bool goes_on)
 {
     extern __shared__ char shared[];
@@ -412,7 +413,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) layer_backward(
 // From outputs to the last hidden layers: the same, of weights [width, out] whose columns, and whose rows 16 at a time,
 // lie as a record's do.
 //   problems, num_problems, goes_on  as above; 16 divides a width
-extern "C" __global__ void __launch_bounds__(THREADS, 2) outputs_backward(
+extern "C" __global__ void __launch_bounds__(THREADS, 16 / WARPS) outputs_backward(
     const long long* problems, int num_problems, bool goes_on)
 {
     extern __shared__ char shared[];

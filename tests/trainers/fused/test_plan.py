@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 import trainers.fused.plan
 from trainers.experience.spec import GroupSpec
+from trainers.fused.by_layers import block_of
 from trainers.fused.plan import CPU, LARGE_GPU, MAX_ROWS, Limits, Request, plan, plan_acting
 from trainers.fused.seen import Seen, Source
 from trainers.fused.shape import WARPS
@@ -105,6 +106,18 @@ def test_layers_share_the_memory_of_their_sums_that_a_cache_holds():
     learning = found.learning(262_144, 1, 1)
     assert (learning.chunk, learning.num_chunks) == (131_072, 2)
     assert learning.num_bytes["records"] == 131_072 * (outputs + 2 * (64 + 512 + 512 + 16))
+
+
+@pytest.mark.parametrize(
+    ("widest", "warps", "units"),
+    [(64, 8, 10), (256, 8, 5), (384, 16, 7), (512, 16, 5), (640, 16, 3), (768, 8, 3)],
+)
+def test_layers_by_warpgroups_leave_room_for_what_is_on_its_way(widest, warps, units):
+    """By hand: 227 KiB of a multiprocessor, 128 columns of weights of 2 bytes, 512 bytes of sums and 1 KiB of a unit a
+    warp; 1 KiB that each block has besides."""
+    assert block_of(LARGE_GPU, 2, widest) == (warps, units)
+    at_once, taken = 16 // warps if widest < 768 else 1, 256 * widest + 512 * warps + 1024 * warps * units
+    assert at_once * (taken + 1024) <= 228 << 10
 
 
 @pytest.mark.parametrize("gpu", ["sm_80", "sm_90"])
