@@ -31,6 +31,9 @@ FUSED = {
         "FULL_PRECISION": False, "IN_TILES": 2, "OUT_TILES": 4, "PITCH": 40, "WARPS": 8, "IS_TANH": True,
     },
     "gru.cu": with_input(CellPlan(32, 1000, LARGE_GPU, 2, 32), 32, is_tanh=True).constants,
+    "gru_by_warpgroups.cu": {
+        "FULL_PRECISION": False, "IS_TANH": True, "UNITS": 128, "WALKERS": 8, "WARPS": 16, "AHEAD": 7,
+    },
     "gru_pack.cu": {"FULL_PRECISION": False, "UNITS": 32, "IN_TILES": 2, "INPUTS": 30, "TURNS": True},
     "epsilon_greedy.cu": {
         "NUM_ACTIONS": 9, "GROUP_SIZE": 3, "HAS_MASK": True, "IS_PER_ENV": True, "IS_GREEDY": False, "NEVER": 1e-30,
@@ -40,7 +43,7 @@ FUSED = {
         "HAS_ACTIVE": True, "CREDITS_TEAM": False,
     },
     "by_layers.cu": {"FULL_PRECISION": False, "IS_TANH": True, "THREADS": 256, "NORM_EPS": 1e-5},
-    "by_warpgroups.cu": {"FULL_PRECISION": False, "IS_TANH": True, "WARPS": 8, "UNITS": 5},
+    "by_warpgroups.cu": {"FULL_PRECISION": False, "IS_TANH": True, "WARPS": 8, "AHEAD": 5},
     "layer_norm.cu": {"FULL_PRECISION": False, "NUM_NORMS": 2, "THREADS": 128},
     "r2d2_loss.cu": {
         "FULL_PRECISION": True, "NUM": 32, "BURN_IN": 40, "LENGTH": 80, "ROWS": 85, "NUM_ACTIONS": 5, "THREADS": 256,

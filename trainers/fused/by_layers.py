@@ -398,7 +398,7 @@ def compiled(packed: PackedPolicy) -> FunctionManager:
     if file not in packed.compiled:
         warps, units = block_for(packed)
         is_tanh = packed.plan.request.activation == "tanh"
-        constants = {**packed.precision, "IS_TANH": is_tanh, "WARPS": warps, "UNITS": units}
+        constants = {**packed.precision, "IS_TANH": is_tanh, "WARPS": warps, "AHEAD": units}
         packed.compiled[file] = FunctionManager(None, file, constants, backend=packed.backend)
     return packed.compiled[file]
 

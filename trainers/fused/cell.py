@@ -23,6 +23,8 @@ KEPT_OF_CLUSTER = 34
 """Pieces of 16 x 16 weights that a warp of these has in registers; the others are in shared memory."""
 MOST_KEPT = 128
 """Units whose weights are in registers."""
+OF_WARPGROUPS, ROWS_OF_WARPGROUP = 128, 64
+"""Units, and columns of their input, that gru_by_warpgroups.cu is written for; sequences of a warpgroup."""
 MAX_ROWS_AT_ONCE = 1 << 17
 MOST_OF_TWO_TILES = 192
 """Units for which registers hold two tiles of rows."""
@@ -52,6 +54,13 @@ class CellPlan:
     def split(self) -> int:
         """Blocks that share the cell, each with a part of its units."""
         return CLUSTER if self.units > MOST_OF_A_BLOCK and self.limits.capability is not None else 1
+
+    @property
+    def by_warpgroups(self) -> bool:
+        """Whether gru_by_warpgroups.cu goes through sequences: each multiprocessor has some for a whole warpgroup."""
+        is_for_them = self.limits.has_warpgroups and self.element_bytes == 2
+        has_many = self.num_rows >= ROWS_OF_WARPGROUP * self.limits.num_multiprocessors
+        return is_for_them and has_many and self.units == self.in_width == OF_WARPGROUPS
 
     @property
     def threads(self) -> int:
@@ -119,6 +128,8 @@ class CellPlan:
     @property
     def num_blocks(self) -> int:
         """That go through sequences of their own: each `split` ones."""
+        if self.by_warpgroups:
+            return self.limits.num_multiprocessors
         row_tiles, items = self.tiles
         return -(-self.num_rows // (16 * row_tiles * items))
 

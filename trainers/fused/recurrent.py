@@ -8,12 +8,22 @@ and `RecurrentGradient` as it learns.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from trainers.acting.actor import Call
-from trainers.fused.by_layers import Dense, LayersGradient, NetworkOfRows, Norm, places_of_sums
+from trainers.fused.by_layers import (
+    MAX_UNITS,
+    Dense,
+    LayersGradient,
+    NetworkOfRows,
+    Norm,
+    bytes_of_sums,
+    places_of_sums,
+    unit_of,
+)
 from trainers.fused.cell import CellPlan, RecurrentShape
 from trainers.fused.gradient import Places
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
@@ -21,31 +31,75 @@ from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import WARPS
 from trainers.fused.source import in_clusters
 from warpdrive.backends.base import Backend, LaunchShape
-from warpdrive.function_manager import Constant, FunctionManager
+from warpdrive.function_manager import Constant, FunctionManager, all_of
 
 MAX_DENSE_INPUT = 256
 """Columns that a warp of dense.cu holds in registers."""
 
 
 class CellKernels:
-    """The kernels of gru.cu for one cell, and up to `plan.num_rows` rows at once.
+    """The kernels of gru.cu for one cell, and up to `plan.num_rows` rows at once; gru_by_warpgroups.cu goes through so
+    many sequences that whole warpgroups have some.
 
     Arrays are bytes of elements, as gru.cu has them.
     """
 
     def __init__(self, plan: CellPlan, backend: Backend) -> None:
-        self.plan, text = plan, in_clusters((KERNELS / "gru.cu").read_text(), plan.split)
-        self._functions = FunctionManager(
-            None, text, plan.constants, backend=backend, include_folders=[KERNELS], name="<fused gru>"
+        self.plan, self._backend = plan, backend
+        if not plan.by_warpgroups:
+            _ = self._by_warps  # compiled by now
+
+    @cached_property
+    def _by_warps(self) -> FunctionManager:
+        text, constants = in_clusters((KERNELS / "gru.cu").read_text(), self.plan.split), self.plan.constants
+        return FunctionManager(
+            None, text, constants, backend=self._backend, include_folders=[KERNELS], name="<fused gru>"
         )
+
+    @cached_property
+    def _by_warpgroups(self) -> FunctionManager:
+        plan = self.plan
+        constants = {"FULL_PRECISION": plan.element_bytes == 4, "IS_TANH": plan.is_tanh, "UNITS": plan.units}
+        constants |= {"WALKERS": WARPS, "WARPS": 2 * WARPS, "AHEAD": self._units_ahead}
+        return FunctionManager(None, KERNELS / "gru_by_warpgroups.cu", constants, backend=self._backend)
+
+    @property
+    def _units_ahead(self) -> int:
+        """Of a block of gru_by_input, beside the input's weights."""
+        plan, size = self.plan, self.plan.element_bytes
+        room = plan.limits.shared_bytes - size * plan.input_elements - bytes_of_sums(2 * WARPS)
+        return max(2, min(MAX_UNITS, room // (size * unit_of(2 * WARPS))))
 
     def prepare_forward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
         plan = self.plan
         of_memory = {"step_rows": plan.step_rows, "memory_size": plan.memory_size, "cell_start": plan.first}
-        return self._prepare("gru_forward", num_rows, num_steps, **of_memory, **arrays)
+        if not plan.by_warpgroups:
+            return self._prepare("gru_forward", num_rows, num_steps, **of_memory, **arrays)
+        elements = 6 * plan.units**2 + 2 * 32 * WARPS * plan.units // 4  # weights; a step's input of each thread
+        shape = self._walk_shape(elements, 4 * plan.units)
+        counts = {"num_rows": num_rows, "num_steps": num_steps, **of_memory}
+        return self._by_warpgroups.prepare("gru_forward", shape, **counts, **arrays)
 
-    def prepare_backward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
-        return self._prepare("gru_backward", num_rows, num_steps, **arrays)
+    def prepare_backward(
+        self, num_rows: int, num_steps: int, input: torch.Tensor, input_weights: torch.Tensor,
+        by_input: torch.Tensor, **arrays: torch.Tensor,
+    ) -> Call:  # fmt: skip
+        plan = self.plan
+        of_input = {"input": input, "by_input": by_input}
+        if not plan.by_warpgroups:
+            of_input["input_weights"] = input_weights
+            return self._prepare("gru_backward", num_rows, num_steps, **of_input, **arrays)
+        elements = 3 * plan.units**2 + 2 * 12 * 8 * 32 * WARPS  # weights; two chunks of each thread
+        counts = {"num_rows": num_rows, "num_steps": num_steps}
+        walk = self._by_warpgroups.prepare("gru_backward", self._walk_shape(elements), **counts, **arrays)
+        num_bytes = plan.element_bytes * (plan.input_elements + self._units_ahead * unit_of(2 * WARPS))
+        shape = LaunchShape(plan.num_blocks, (64 * WARPS, 1), num_bytes + bytes_of_sums(2 * WARPS))
+        shared = {name: arrays[name] for name in ("gates", "bias_gradient")}
+        given = {"weights": input_weights, "num_rows": num_rows * num_steps}
+        return all_of([walk, self._by_warpgroups.prepare("gru_by_input", shape, **given, **shared, **of_input)])
+
+    def _walk_shape(self, elements: int, floats: int = 0) -> LaunchShape:
+        return LaunchShape(self.plan.num_blocks, (32 * WARPS, 1), self.plan.element_bytes * elements + 4 * floats)
 
     def prepare_step(self, num_rows: int, remembers: bool, **arrays: torch.Tensor) -> Call:
         plan, constants = self.plan, self.plan.constants
@@ -55,14 +109,14 @@ class CellKernels:
         elements += plan.input_elements + plan.shared_weights
         shape = LaunchShape(blocks * plan.split, (plan.threads, 1), elements * plan.element_bytes)
         of_memory = {"memory_size": plan.memory_size, "cell_start": plan.first, "remembers": remembers}
-        return self._functions.prepare("gru_step", shape, num_rows=num_rows, **of_memory, **arrays)
+        return self._by_warps.prepare("gru_step", shape, num_rows=num_rows, **of_memory, **arrays)
 
     def _prepare(self, kernel: str, num_rows: int, num_steps: int, **arrays: torch.Tensor | int) -> Call:
         plan = self.plan
         shape = LaunchShape(plan.num_blocks * plan.split, (plan.threads, 1), plan.shared_bytes)
         _, num_items = plan.tiles
         counts = {"num_rows": num_rows, "num_steps": num_steps, "num_items": num_items}
-        return self._functions.prepare(kernel, shape, **counts, **arrays)
+        return self._by_warps.prepare(kernel, shape, **counts, **arrays)
 
 
 class DenseKernel:

@@ -29,6 +29,8 @@ class Case:
     """Of the rollout, of which rows are taken."""
     in_width: int = 0
     """Of an input whose products the kernels make, after relu; 0: gates are given."""
+    by_warpgroups: bool = False
+    """On a CPU as on a GPU that has them."""
 
 
 def turned(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,10 +66,12 @@ class Walk:
         self.taken = torch.randperm(whole, generator=generator)[:rows]
         self.starts = torch.rand(steps, rows, generator=generator) < 0.2
         limits = replace(Limits.of(backend), num_multiprocessors=case.num_multiprocessors)
+        limits = replace(limits, has_warpgroups=case.by_warpgroups)
         self.plan = CellPlan(units, rows, limits, element_bytes, 2 * units, units, self.step_rows)
         if case.in_width:
             self.plan = with_input(self.plan, case.in_width, is_tanh=False)
             assert self.plan.in_width == case.in_width
+        assert self.plan.by_warpgroups == case.by_warpgroups
         self.kernels = CellKernels(self.plan, backend)
         self.cell = torch.nn.GRUCell(width, units)
         with torch.no_grad():
@@ -189,6 +193,7 @@ CASES = [
     (Case(64, 37, 2, in_width=64), FULL),
     (Case(48, 20, 9, in_width=16), HALF),
     (Case(16, 20, 32), HALF),
+    (Case(128, 200, 3, in_width=128, num_sequences=3, by_warpgroups=True), HALF),  # four warpgroups, the last of 8 rows
 ]
 """A GPU has 40 times as many rows."""
 

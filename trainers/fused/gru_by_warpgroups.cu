@@ -1,0 +1,440 @@
+// The kernels gru_forward and gru_backward of gru.cu for so many sequences that whole warpgroups have 64 each.
+//
+// A warp walks through the steps of 16 sequences alone: it has all their units, so that states and deltas go from what a
+// product gave to what the next one takes within its registers, and nobody waits for anybody. Weights are in shared
+// memory. What a lane has of 32 units of a row are 8 neighbours, 16 bytes, as those of a record do lie; weights stand in
+// shared memory in the order of what lanes hold.
+//
+// Constants, besides those of by_warpgroups.cuh, of which WARPS are those of a block of gru_by_input:
+//   UNITS   of the cell; its input has as many columns
+//   WALKERS  warps of a block of the other kernels
+#include "by_warpgroups.cuh"
+
+constexpr int CHUNKS = UNITS / 32;
+constexpr int TILES = UNITS / 16;
+constexpr int WALK_THREADS = 32 * WALKERS;
+constexpr int BLOCK = 64;  // elements of a block of 8 x 8
+constexpr int ALONG = BLOCK * (int)sizeof(Element);
+constexpr int OF_GATES = 3 * UNITS / 8 * ALONG;  // bytes from 8 columns of B to the next, where gates are summed over
+constexpr int OF_UNITS = UNITS / 8 * ALONG;      // and where units are
+constexpr int WEIGHTS = 3 * UNITS * UNITS;
+
+static_assert(UNITS == PANEL, "registers hold the states of as many, and sums of them");
+
+__device__ __forceinline__ float sigmoid(float x)
+{
+    return FULL_PRECISION ? 1.0f / (1.0f + quick_exp(-x)) : fmaf(0.5f, quick_tanh(0.5f * x), 0.5f);
+}
+
+// Where a unit stands among those of a product.
+__device__ __forceinline__ int logical(int unit)
+{
+    return unit / 32 * 32 + unit % 8 / 2 * 8 + unit / 8 % 4 * 2 + unit % 2;
+}
+
+// Pieces of 16 x 16 weights as gru_pack.cu has them, to blocks of 8 x 8 in shared memory: calls place(number, tile, row,
+// depth) for each pair of them, which are neighbours in depth; it gives where they go.
+//   PARTS  pieces of a tile of columns
+template <int PARTS, typename Place>
+__device__ __forceinline__ void spread(Element* shared, const unsigned char* weights, int num_threads, Place place)
+{
+    struct alignas(16) Fragment {
+        Pair pair[4];
+    };
+#pragma unroll 4
+    for (int i = threadIdx.x; i < WEIGHTS / 8; i += num_threads) {
+        const Fragment found = ((const Fragment*)weights)[i];
+        const int lane = i % 32;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const int column = i / (32 * PARTS) * 16 + lane / 8 * 4 + 2 * (k / 2) + lane / 4 % 2;
+            const int depth = 8 * (k % 2) + 2 * (lane % 4);
+            *(Pair*)(shared + place(i / 32 % PARTS, column, depth)) = found.pair[k];
+        }
+    }
+}
+// Those of the way there, [chunk][3 gates of 4 blocks][unit / 8][8][8]: of gates r, z, n the one at first comes first.
+__device__ __forceinline__ void spread_forwards(Element* shared, const unsigned char* weights, int first)
+{
+    spread<3 * TILES>(shared, weights, WALK_THREADS, [&](int number, int column, int depth) {
+        const int gate = (number % 3 + 3 - first) % 3;
+        const int to = logical(column), from = logical(number / 3 * 16 + depth);
+        const int block = (to / 32 * 12 + gate * 4 + to % 32 / 8) * (UNITS / 8) + from / 8;
+        return block * BLOCK + to % 8 * 8 + from % 8;
+    });
+}
+// Those of the way back, [unit / 8][3 UNITS / 8][8][8].
+__device__ __forceinline__ void spread_backwards(Element* shared, const unsigned char* weights, int num_threads)
+{
+    spread<3 * TILES>(shared, weights, num_threads, [&](int number, int column, int depth) {
+        const int to = logical(column), from = logical(number * 16 + depth);
+        return (to / 8 * (3 * UNITS / 8) + from / 8) * BLOCK + to % 8 * 8 + from % 8;
+    });
+}
+
+// What a lane has of 32 units of a row.
+struct alignas(8 * sizeof(Element)) Eight {
+    Pair pair[4];
+};
+__device__ __forceinline__ Eight& eight_at(Element* place)
+{
+    return *(Eight*)place;
+}
+__device__ __forceinline__ void start_eight(Eight* shared, const Element* global)
+{
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(Eight) / 16; ++i) start_copy((Bytes16*)shared + i, (const Bytes16*)global + i);
+}
+
+// The sequences of a warp, 16 of 64 of its warpgroup: a lane has rows `first` and `first` + 8.
+struct Sequences {
+    int first, num_rows;
+    bool has[2];
+
+    __device__ __forceinline__ Sequences(int number, int num_rows) : num_rows(num_rows)
+    {
+        first = number * 64 + threadIdx.x / 32 % 4 * 16 + lane_index() / 4;
+        has[0] = first < num_rows;
+        has[1] = first + 8 < num_rows;
+    }
+    // Of a step, or the last row of it where there is none.
+    __device__ __forceinline__ long long place(int step, int half) const
+    {
+        return (long long)step * num_rows + (has[half] ? first + 8 * half : num_rows - 1);
+    }
+};
+__device__ __forceinline__ int first_group()
+{
+    return threadIdx.x / 128 * gridDim.x + blockIdx.x;
+}
+__device__ __forceinline__ int num_groups()
+{
+    return WALKERS / 4 * gridDim.x;
+}
+
+// As in gru.cu.
+extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
+    const unsigned char* weights, const float* bias_input, const float* bias_hidden, const float* memory,
+    const int* order, const bool* starts, const unsigned char* input, const unsigned char* input_weights,
+    unsigned char* gates, unsigned char* hidden, int num_rows, int num_steps, int step_rows, int memory_size,
+    int cell_start)
+{
+    extern __shared__ char shared[];
+    Element* of_state = (Element*)shared;      // gates q, r, z
+    Element* of_input = of_state + WEIGHTS;    // gates r, z, n
+    Eight* inputs = (Eight*)(of_input + WEIGHTS) + threadIdx.x;  // [2 CHUNKS][thread]
+    float* biases = (float*)((Eight*)(of_input + WEIGHTS) + 2 * CHUNKS * WALK_THREADS);  // [q, r, z, n][UNITS]
+    spread_forwards(of_state, weights, 2);
+    spread_forwards(of_input, input_weights, 0);
+    for (int i = threadIdx.x; i < UNITS; i += WALK_THREADS) {
+        biases[logical(i)] = bias_hidden[2 * UNITS + i];
+        biases[UNITS + logical(i)] = bias_input[UNITS + i] + bias_hidden[i];
+        biases[2 * UNITS + logical(i)] = bias_input[2 * UNITS + i] + bias_hidden[UNITS + i];
+        biases[3 * UNITS + logical(i)] = bias_input[i];
+    }
+    show_to_products();
+    __syncthreads();
+    Element* all_gates = (Element*)gates;
+    Element* all_hidden = (Element*)hidden;
+    const int t = lane_index() & 3;
+    const Element* all_inputs = (const Element*)input + 8 * t;
+    for (int number = first_group(); number * 64 < num_rows; number += num_groups()) {
+        const Sequences rows(number, num_rows);
+        const auto fetch_inputs = [&](int step) {
+#pragma unroll
+            for (int i = 0; i < 2 * CHUNKS; ++i) {
+                const Element* from = all_inputs + rows.place(min(step, num_steps - 1), i % 2) * UNITS + i / 2 * 32;
+                start_eight(inputs + i * WALK_THREADS, from);
+            }
+            close_copies();
+        };
+        const auto is_start = [&](int step, int half) { return step < num_steps && starts[rows.place(step, half)]; };
+        fetch_inputs(0);
+        float state[CHUNKS][4][4];  // 32 units: of 4 blocks of columns, what a product gives of them
+        Pair tiles[TILES][4];       // the same as the next product takes it
+        const auto round_states = [&] {
+#pragma unroll
+            for (int i = 0; i < 4 * TILES; ++i) {
+                const float* two = &state[i / 8][i / 4 % 2 * 2 + i % 4 / 2][i % 2 * 2];
+                tiles[i / 4][i % 4] = packed(two[0], two[1]);
+            }
+        };
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int index = order[rows.has[half] ? rows.first + 8 * half : num_rows - 1];
+            const long long from = (long long)(index / step_rows / num_steps) * step_rows + index % step_rows;
+            const bool begins = is_start(0, half);
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                const float* place = memory + from * memory_size + cell_start + 32 * c + 8 * t;
+#pragma unroll
+                for (int i = 0; i < 8; ++i) state[c][i / 2][2 * half + i % 2] = begins ? 0.0f : place[i];
+            }
+        }
+        round_states();
+#pragma unroll
+        for (int i = 0; i < 2 * CHUNKS; ++i) {
+            const int c = i / 2, half = i % 2;
+            const Eight before = {
+                {tiles[2 * c][half], tiles[2 * c][2 + half], tiles[2 * c + 1][half], tiles[2 * c + 1][2 + half]}};
+            if (rows.has[half]) eight_at(all_hidden + rows.place(0, half) * UNITS + 32 * c + 8 * t) = before;
+        }
+#pragma unroll 1
+        for (int step = 0; step < num_steps; ++step) {
+            Pair given[TILES][4];
+            wait_for_groups<0>();
+#pragma unroll
+            for (int i = 0; i < 2 * CHUNKS; ++i) {
+                const Eight found = inputs[i * WALK_THREADS];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) given[i / 2 * 2 + k / 2][k % 2 * 2 + i % 2] = found.pair[k];
+            }
+            settle_input(given);
+            fetch_inputs(step + 1);
+            const bool forgets[2] = {is_start(step + 1, 0), is_start(step + 1, 1)};
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                float sum[BLOCKS][4];  // gates q, r, z, n of 32 units
+#pragma unroll
+                for (int i = 0; i < BLOCKS; ++i) {
+                    const FloatPair two = *(const FloatPair*)(biases + i / 4 * UNITS + 32 * c + i % 4 * 8 + 2 * t);
+                    sum[i][0] = sum[i][2] = two.low;
+                    sum[i][1] = sum[i][3] = two.high;
+                }
+                settle(sum);
+                begin_products();
+#pragma unroll
+                for (int k = 0; k < TILES; ++k) {
+                    const char* b = (const char*)of_state + c * 12 * OF_UNITS + 2 * k * ALONG;
+                    add_tile<false, false, 0, 4>(sum, tiles[k], (const Element*)b, ALONG, OF_UNITS);
+                    add_tile<false, false, 4, 4>(sum, tiles[k], (const Element*)(b + 4 * OF_UNITS), ALONG, OF_UNITS);
+                    add_tile<false, false, 8, 4>(sum, tiles[k], (const Element*)(b + 8 * OF_UNITS), ALONG, OF_UNITS);
+                }
+#pragma unroll
+                for (int k = 0; k < TILES; ++k) {
+                    const char* b = (const char*)of_input + c * 12 * OF_UNITS + 2 * k * ALONG;
+                    add_tile<false, false, 4, 4>(sum, given[k], (const Element*)(b + 0 * OF_UNITS), ALONG, OF_UNITS);
+                    add_tile<false, false, 8, 4>(sum, given[k], (const Element*)(b + 4 * OF_UNITS), ALONG, OF_UNITS);
+                    add_tile<false, false, 12, 4>(sum, given[k], (const Element*)(b + 8 * OF_UNITS), ALONG, OF_UNITS);
+                }
+                end_products();
+                wait_for_products<0>();
+                settle(sum);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    Eight n, r, z, q, after;
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        float found[2][5];
+#pragma unroll
+                        for (int j = 0; j < 2; ++j) {
+                            const int at = 2 * half + j;
+                            const float of_q = sum[i][at], of_r = sigmoid(sum[4 + i][at]), of_z = sigmoid(sum[8 + i][at]);
+                            const float of_n = quick_tanh(sum[12 + i][at] + of_r * of_q);
+                            const float is = of_n + of_z * (state[c][i][at] - of_n);
+                            state[c][i][at] = forgets[half] ? 0.0f : is;
+                            found[j][0] = of_n, found[j][1] = of_r, found[j][2] = of_z, found[j][3] = of_q;
+                            found[j][4] = is;
+                        }
+                        n.pair[i] = packed(found[0][0], found[1][0]);
+                        r.pair[i] = packed(found[0][1], found[1][1]);
+                        z.pair[i] = packed(found[0][2], found[1][2]);
+                        q.pair[i] = packed(found[0][3], found[1][3]);
+                        after.pair[i] = packed(found[0][4], found[1][4]);
+                    }
+                    if (!rows.has[half]) continue;
+                    const long long place = rows.place(step, half);
+                    Element* to = all_gates + place * (4 * UNITS) + 32 * c + 8 * t;
+                    eight_at(to) = n;
+                    eight_at(to + UNITS) = r;
+                    eight_at(to + 2 * UNITS) = z;
+                    eight_at(to + 3 * UNITS) = q;
+                    eight_at(all_hidden + (place + num_rows) * UNITS + 32 * c + 8 * t) = after;
+                }
+            }
+            round_states();
+        }
+        wait_for_groups<0>();
+    }
+}
+
+// Sums over the 8 lanes that have the same columns, of 32 numbers of each: a lane gets four of them, from
+// 4 (lane / 4) on.
+__device__ __forceinline__ void add_up_lanes(float (&found)[4], float (&of_lane)[32])
+{
+#pragma unroll
+    for (int flip = 16, half = 16; flip >= 4; flip /= 2, half /= 2) {
+        const bool is_upper = lane_index() & flip;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const float sent = is_upper ? of_lane[i] : of_lane[half + i];
+            const float kept = is_upper ? of_lane[half + i] : of_lane[i];
+            of_lane[i] = kept + __shfl_xor_sync(ALL_LANES, sent, flip);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) found[i] += of_lane[i];
+}
+
+// As in gru.cu, but for what goes to the input.
+extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
+    const unsigned char* weights, const bool* starts, const unsigned char* delta, unsigned char* gates,
+    unsigned char* hidden, float* bias_gradient, int num_rows, int num_steps)
+{
+    constexpr int PIECES = 12;  // of a chunk: n, r, z, q, the state before, the loss's derivatives by that after
+    extern __shared__ char shared[];
+    Element* of_state = (Element*)shared;
+    Eight* stage = (Eight*)(of_state + WEIGHTS) + threadIdx.x;  // [2][PIECES][thread]
+    spread_backwards(of_state, weights, WALK_THREADS);
+    show_to_products();
+    __syncthreads();
+    Element* all_gates = (Element*)gates;
+    Element* all_hidden = (Element*)hidden;
+    const int t = lane_index() & 3;
+    float by_bias[CHUNKS][4] = {};
+    for (int number = first_group(); number * 64 < num_rows; number += num_groups()) {
+        const Sequences rows(number, num_rows);
+        const auto fetch = [&](int step, int c) {
+            Eight* to = stage + c % 2 * (PIECES * WALK_THREADS);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const long long place = rows.place(max(step, 0), half);
+                const int unit = 32 * c + 8 * t;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    start_eight(to + (2 * i + half) * WALK_THREADS, all_gates + place * (4 * UNITS) + i * UNITS + unit);
+                }
+                start_eight(to + (8 + half) * WALK_THREADS, all_hidden + place * UNITS + unit);
+                start_eight(to + (10 + half) * WALK_THREADS, (const Element*)delta + place * UNITS + unit);
+            }
+            close_copies();
+        };
+        fetch(num_steps - 1, 0);
+        fetch(num_steps - 1, 1);
+        float carried[CHUNKS][4][4] = {};
+        bool next[2] = {starts[rows.place(num_steps - 1, 0)], starts[rows.place(num_steps - 1, 1)]};
+#pragma unroll 1
+        for (int step = num_steps - 1; step >= 0; --step) {
+            const bool forgets[2] = {next[0], next[1]};
+            next[0] = starts[rows.place(max(step - 1, 0), 0)];
+            next[1] = starts[rows.place(max(step - 1, 0), 1)];
+            float sum[BLOCKS][4];
+            Pair tiles[2][6][4];  // of gates r, z, q
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                float by_unit[32];
+                wait_for_groups<1>();
+                wait_for_products<1>();
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const auto piece = [&](int i) { return stage[(c % 2 * PIECES + 2 * i + half) * WALK_THREADS]; };
+                    const Eight n = piece(0), r = piece(1), z = piece(2), q = piece(3), before = piece(4), own = piece(5);
+                    const long long place = rows.place(step, half);
+                    Eight by[4];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const FloatPair two_n = unpack(n.pair[i]), two_r = unpack(r.pair[i]), two_z = unpack(z.pair[i]);
+                        const FloatPair two_q = unpack(q.pair[i]), two_before = unpack(before.pair[i]);
+                        const FloatPair two_own = unpack(own.pair[i]);
+                        float found[2][4];
+#pragma unroll
+                        for (int j = 0; j < 2; ++j) {
+                            const auto one = [&](const FloatPair& two) { return j == 0 ? two.low : two.high; };
+                            float& later = carried[c][i][2 * half + j];
+                            const float of_n = one(two_n), of_r = one(two_r), of_z = one(two_z), of_q = one(two_q);
+                            const float by_state = rows.has[half] ? one(two_own) + later : 0.0f;
+                            const float was = forgets[half] ? 0.0f : one(two_before);
+                            found[j][0] = by_state * (1.0f - of_z) * (1.0f - of_n * of_n);
+                            found[j][1] = found[j][0] * of_q * of_r * (1.0f - of_r);
+                            found[j][2] = by_state * (was - of_n) * of_z * (1.0f - of_z);
+                            found[j][3] = found[j][0] * of_r;
+                            later = forgets[half] ? 0.0f : by_state * of_z;
+#pragma unroll
+                            for (int part = 0; part < 4; ++part) {
+                                float& all = by_unit[8 * part + 2 * i + j];
+                                all = half == 0 ? found[j][part] : all + found[j][part];
+                            }
+                        }
+#pragma unroll
+                        for (int part = 0; part < 4; ++part) {
+                            by[part].pair[i] = packed(found[0][part], found[1][part]);
+                            if (part > 0) {
+                                tiles[c % 2][2 * (part - 1) + i / 2][i % 2 * 2 + half] = by[part].pair[i];
+                            }
+                        }
+                    }
+                    if (!rows.has[half]) continue;
+#pragma unroll
+                    for (int part = 0; part < 4; ++part) {
+                        eight_at(all_gates + place * (4 * UNITS) + part * UNITS + 32 * c + 8 * t) = by[part];
+                    }
+                    if (forgets[half]) eight_at(all_hidden + place * UNITS + 32 * c + 8 * t) = Eight{};
+                }
+                settle_input(tiles[c % 2]);
+                fetch(c + 2 < CHUNKS ? step : step - 1, (c + 2) % CHUNKS);
+                begin_products();
+#pragma unroll
+                for (int k = 0; k < 6; ++k) {
+                    const char* b = (const char*)of_state + (k / 2 * UNITS / 8 + 4 * c + k % 2 * 2) * ALONG;
+                    if (c + k == 0) {
+                        add_tile<false, true>(sum, tiles[c % 2][k], (const Element*)b, ALONG, OF_GATES);
+                    } else {
+                        add_tile<false>(sum, tiles[c % 2][k], (const Element*)b, ALONG, OF_GATES);
+                    }
+                }
+                end_products();
+                add_up_lanes(by_bias[c], by_unit);
+            }
+            wait_for_products<0>();
+            settle(sum);
+#pragma unroll
+            for (int i = 0; i < 4 * BLOCKS; ++i) {
+                const bool goes_on = step > 0 && !forgets[i / 2 % 2];
+                carried[i / 16][i / 4 % 4][i % 4] += goes_on ? sum[i / 4][i % 4] : 0.0f;
+            }
+        }
+        wait_for_groups<0>();
+    }
+    __syncthreads();
+    float* of_warp = (float*)shared;  // [warp][4 UNITS]
+    const int part = lane_index() / 8, unit = 8 * t + lane_index() / 4 % 2 * 4;
+#pragma unroll
+    for (int i = 0; i < 4 * CHUNKS; ++i) {
+        of_warp[(threadIdx.x / 32 * 4 + part) * UNITS + i / 4 * 32 + unit + i % 4] = by_bias[i / 4][i % 4];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 4 * UNITS; i += WALK_THREADS) {
+        float all = 0.0f;
+        for (int warp = 0; warp < WALKERS; ++warp) all += of_warp[warp * 4 * UNITS + i];
+        bias_gradient[blockIdx.x * (5 * UNITS) + i] = all;
+    }
+}
+
+// From the deltas of n, r, z to those of what went into the activation that the input came out of.
+//   weights, input, by_input, gates  as in gru.cu
+//   bias_gradient  [block, 5 UNITS]  the last UNITS: sums over the block's rows                    written
+//   num_rows       of all steps
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_by_input(
+    const unsigned char* weights, const unsigned char* gates, const unsigned char* input, unsigned char* by_input,
+    float* bias_gradient, int num_rows)
+{
+    extern __shared__ char shared[];
+    Element* of_input = (Element*)shared;
+    float* sums = (float*)(of_input + WEIGHTS);  // [warp][UNITS]
+    spread_backwards(of_input, weights, THREADS);
+    for (int i = threadIdx.x; i < WARPS * UNITS; i += THREADS) sums[i] = 0.0f;
+    show_to_products();
+    __syncthreads();
+    const Rows rows(blockIdx.x, gridDim.x, num_rows);
+    Units units(
+        rows, (const Element*)gates, 4 * UNITS, 3 * UNITS / 32, (const Element*)input, UNITS, UNITS / 32,
+        (Element*)(sums + WARPS * UNITS));
+    go_back_through<4, false>(
+        rows, units, 3 * UNITS, of_input, Layer{units}, (Element*)by_input, UNITS, sums + threadIdx.x / 32 * UNITS);
+    __syncthreads();
+    for (int i = threadIdx.x; i < UNITS; i += THREADS) {
+        float all = 0.0f;
+        for (int warp = 0; warp < WARPS; ++warp) all += sums[warp * UNITS + logical(i)];
+        bias_gradient[blockIdx.x * (5 * UNITS) + 4 * UNITS + i] = all;
+    }
+}
