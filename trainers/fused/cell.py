@@ -23,8 +23,9 @@ KEPT_OF_CLUSTER = 34
 """Pieces of 16 x 16 weights that a warp of these has in registers; the others are in shared memory."""
 MOST_KEPT = 128
 """Units whose weights are in registers."""
-OF_WARPGROUPS, ROWS_OF_WARPGROUP = 128, 64
-"""Units, and columns of their input, that gru_by_warpgroups.cu is written for; sequences of a warpgroup."""
+OF_WARPGROUPS, ROWS_OF_WARPGROUP, ENOUGH_ROWS = 128, 64, 80
+"""Units, and columns of their input, that gru_by_warpgroups.cu is written for; sequences of a warpgroup; of a
+multiprocessor, with fewer of which gru.cu is as fast."""
 MAX_ROWS_AT_ONCE = 1 << 17
 MOST_OF_TWO_TILES = 192
 """Units for which registers hold two tiles of rows."""
@@ -57,9 +58,11 @@ class CellPlan:
 
     @property
     def by_warpgroups(self) -> bool:
-        """Whether gru_by_warpgroups.cu goes through sequences: each multiprocessor has some for a whole warpgroup."""
+        """Whether gru_by_warpgroups.cu goes through sequences: enough for two of its warpgroups a multiprocessor, as
+        often as these take turns."""
         is_for_them = self.limits.has_warpgroups and self.element_bytes == 2
-        has_many = self.num_rows >= ROWS_OF_WARPGROUP * self.limits.num_multiprocessors
+        turns = -(-self.num_rows // (2 * ROWS_OF_WARPGROUP * self.limits.num_multiprocessors))
+        has_many = self.num_rows >= ENOUGH_ROWS * self.limits.num_multiprocessors * turns
         return is_for_them and has_many and self.units == self.in_width == OF_WARPGROUPS
 
     @property

@@ -72,6 +72,38 @@ __device__ __forceinline__ void spread_backwards(Element* shared, const unsigned
     });
 }
 
+// Weights in shared memory, as products take them.
+//   ACROSS  bytes from 8 of B's columns to the next
+template <int ACROSS>
+struct Factor {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    unsigned low, high;
+
+    __device__ __forceinline__ Factor(const Element* place)
+    {
+        const unsigned long long found = describe(place, ALONG, ACROSS);
+        low = __shfl_sync(ALL_LANES, (unsigned)found, 0);
+        high = (unsigned)(found >> 32);
+    }
+#else
+    const Element* place;
+
+    __device__ __forceinline__ Factor(const Element* place) : place(place) {}
+#endif
+    // sum[FIRST ..] += tile B, or = where it SETS, of 8 COUNT columns so many bytes from the place on.
+    template <bool SETS, int FIRST, int COUNT>
+    __device__ __forceinline__ void add(float (&sum)[BLOCKS][4], const Pair (&tile)[4], int at) const
+    {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+        unsigned long long from;
+        asm("mov.b64 %0, {%1, %2};" : "=l"(from) : "r"(low + (at >> 4)), "r"(high));
+        add_product<SETS, false, FIRST, COUNT>(sum, tile, from, ACROSS);
+#else
+        add_tile<false, SETS, FIRST, COUNT>(sum, tile, (const Element*)((const char*)place + at), ALONG, ACROSS);
+#endif
+    }
+};
+
 // What a lane has of 32 units of a row.
 struct alignas(8 * sizeof(Element)) Eight {
     Pair pair[4];
@@ -101,6 +133,11 @@ struct Sequences {
     __device__ __forceinline__ long long place(int step, int half) const
     {
         return (long long)step * num_rows + (has[half] ? first + 8 * half : num_rows - 1);
+    }
+    // Whether a row starts something new in a step, as memory has it: nothing waits for it before it is looked at.
+    __device__ __forceinline__ unsigned starts(const bool* starts, int step, int half) const
+    {
+        return ((const unsigned char*)starts)[place(step, half)];
     }
 };
 __device__ __forceinline__ int first_group()
@@ -134,6 +171,7 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
     }
     show_to_products();
     __syncthreads();
+    const Factor<OF_UNITS> by_state(of_state), by_input(of_input);
     Element* all_gates = (Element*)gates;
     Element* all_hidden = (Element*)hidden;
     const int t = lane_index() & 3;
@@ -148,7 +186,9 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
             }
             close_copies();
         };
-        const auto is_start = [&](int step, int half) { return step < num_steps && starts[rows.place(step, half)]; };
+        const auto is_start = [&](int step, int half) {
+            return step < num_steps ? rows.starts(starts, step, half) : 0u;
+        };
         fetch_inputs(0);
         float state[CHUNKS][4][4];  // 32 units: of 4 blocks of columns, what a product gives of them
         Pair tiles[TILES][4];       // the same as the next product takes it
@@ -163,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
         for (int half = 0; half < 2; ++half) {
             const int index = order[rows.has[half] ? rows.first + 8 * half : num_rows - 1];
             const long long from = (long long)(index / step_rows / num_steps) * step_rows + index % step_rows;
-            const bool begins = is_start(0, half);
+            const bool begins = is_start(0, half) > 0;
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
                 const float* place = memory + from * memory_size + cell_start + 32 * c + 8 * t;
@@ -179,6 +219,7 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
                 {tiles[2 * c][half], tiles[2 * c][2 + half], tiles[2 * c + 1][half], tiles[2 * c + 1][2 + half]}};
             if (rows.has[half]) eight_at(all_hidden + rows.place(0, half) * UNITS + 32 * c + 8 * t) = before;
         }
+        unsigned next[2] = {is_start(1, 0), is_start(1, 1)};
 #pragma unroll 1
         for (int step = 0; step < num_steps; ++step) {
             Pair given[TILES][4];
@@ -191,7 +232,9 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
             }
             settle_input(given);
             fetch_inputs(step + 1);
-            const bool forgets[2] = {is_start(step + 1, 0), is_start(step + 1, 1)};
+            const bool forgets[2] = {next[0] > 0, next[1] > 0};
+            next[0] = is_start(step + 2, 0);
+            next[1] = is_start(step + 2, 1);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
                 float sum[BLOCKS][4];  // gates q, r, z, n of 32 units
@@ -205,17 +248,17 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
                 begin_products();
 #pragma unroll
                 for (int k = 0; k < TILES; ++k) {
-                    const char* b = (const char*)of_state + c * 12 * OF_UNITS + 2 * k * ALONG;
-                    add_tile<false, false, 0, 4>(sum, tiles[k], (const Element*)b, ALONG, OF_UNITS);
-                    add_tile<false, false, 4, 4>(sum, tiles[k], (const Element*)(b + 4 * OF_UNITS), ALONG, OF_UNITS);
-                    add_tile<false, false, 8, 4>(sum, tiles[k], (const Element*)(b + 8 * OF_UNITS), ALONG, OF_UNITS);
+                    const int at = c * 12 * OF_UNITS + 2 * k * ALONG;
+                    by_state.add<false, 0, 4>(sum, tiles[k], at);
+                    by_state.add<false, 4, 4>(sum, tiles[k], at + 4 * OF_UNITS);
+                    by_state.add<false, 8, 4>(sum, tiles[k], at + 8 * OF_UNITS);
                 }
 #pragma unroll
                 for (int k = 0; k < TILES; ++k) {
-                    const char* b = (const char*)of_input + c * 12 * OF_UNITS + 2 * k * ALONG;
-                    add_tile<false, false, 4, 4>(sum, given[k], (const Element*)(b + 0 * OF_UNITS), ALONG, OF_UNITS);
-                    add_tile<false, false, 8, 4>(sum, given[k], (const Element*)(b + 4 * OF_UNITS), ALONG, OF_UNITS);
-                    add_tile<false, false, 12, 4>(sum, given[k], (const Element*)(b + 8 * OF_UNITS), ALONG, OF_UNITS);
+                    const int at = c * 12 * OF_UNITS + 2 * k * ALONG;
+                    by_input.add<false, 4, 4>(sum, given[k], at);
+                    by_input.add<false, 8, 4>(sum, given[k], at + 4 * OF_UNITS);
+                    by_input.add<false, 12, 4>(sum, given[k], at + 8 * OF_UNITS);
                 }
                 end_products();
                 wait_for_products<0>();
@@ -258,22 +301,41 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
     }
 }
 
-// Sums over the 8 lanes that have the same columns, of 32 numbers of each: a lane gets four of them, from
-// 4 (lane / 4) on.
-__device__ __forceinline__ void add_up_lanes(float (&found)[4], float (&of_lane)[32])
+// The 8 x 8 of a warp turned around: a lane's two are then of column g, and of rows 2 t and 2 t + 1.
+__device__ __forceinline__ Pair turned(const Pair& pair)
 {
-#pragma unroll
-    for (int flip = 16, half = 16; flip >= 4; flip /= 2, half /= 2) {
-        const bool is_upper = lane_index() & flip;
-#pragma unroll
-        for (int i = 0; i < half; ++i) {
-            const float sent = is_upper ? of_lane[i] : of_lane[half + i];
-            const float kept = is_upper ? of_lane[half + i] : of_lane[i];
-            of_lane[i] = kept + __shfl_xor_sync(ALL_LANES, sent, flip);
-        }
+#if HAS_TENSOR_CORES
+    if constexpr (!FULL_PRECISION) {
+        Pair found;
+        asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(*(unsigned*)&found) : "r"(*(const unsigned*)&pair));
+        return found;
     }
+#endif
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+    const FloatPair own = unpack(pair);
+    float two[2];
+    for (int i = 0; i < 2; ++i) {
+        const int lane = (2 * t + i) * 4 + g / 2;
+        const float low = __shfl_sync(ALL_LANES, own.low, lane), high = __shfl_sync(ALL_LANES, own.high, lane);
+        two[i] = g % 2 ? high : low;
+    }
+    return packed(two[0], two[1]);
+}
+
+// Adds the columns of a tile up, of both its blocks: to rows `number` and `number` + 1 of sums, of 16.
+__device__ __forceinline__ void add_columns(float (&sum)[4], const Pair (&tile)[4], int number)
+{
+    const int g = lane_index() >> 2;
+    const Pair none = packed(0.0f, 0.0f), ones = packed(1.0f, 1.0f);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) found[i] += of_lane[i];
+    for (int i = 0; i < 2; ++i) {
+        const int row = number + i;
+        const Pair chosen = g == row % 8 ? ones : none;
+        const Pair rows[4] = {row < 8 ? chosen : none, row < 8 ? none : chosen, row < 8 ? chosen : none,
+                              row < 8 ? none : chosen};
+        multiply(sum, rows, turned(tile[2 * i]), turned(tile[2 * i + 1]));
+    }
 }
 
 // As in gru.cu, but for what goes to the input.
@@ -290,8 +352,9 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
     __syncthreads();
     Element* all_gates = (Element*)gates;
     Element* all_hidden = (Element*)hidden;
+    const Factor<OF_GATES> by_gates(of_state);
     const int t = lane_index() & 3;
-    float by_bias[CHUNKS][4] = {};
+    float by_bias[4][4] = {};  // sums of the deltas of n, r, z, q by units: a row of 8 of them for each 8 units
     for (int number = first_group(); number * 64 < num_rows; number += num_groups()) {
         const Sequences rows(number, num_rows);
         const auto fetch = [&](int step, int c) {
@@ -312,17 +375,16 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
         fetch(num_steps - 1, 0);
         fetch(num_steps - 1, 1);
         float carried[CHUNKS][4][4] = {};
-        bool next[2] = {starts[rows.place(num_steps - 1, 0)], starts[rows.place(num_steps - 1, 1)]};
+        unsigned next[2] = {rows.starts(starts, num_steps - 1, 0), rows.starts(starts, num_steps - 1, 1)};
 #pragma unroll 1
         for (int step = num_steps - 1; step >= 0; --step) {
-            const bool forgets[2] = {next[0], next[1]};
-            next[0] = starts[rows.place(max(step - 1, 0), 0)];
-            next[1] = starts[rows.place(max(step - 1, 0), 1)];
+            const bool forgets[2] = {next[0] > 0, next[1] > 0};
+            next[0] = rows.starts(starts, max(step - 1, 0), 0);
+            next[1] = rows.starts(starts, max(step - 1, 0), 1);
             float sum[BLOCKS][4];
-            Pair tiles[2][6][4];  // of gates r, z, q
+            Pair tiles[2][8][4];  // of n, r, z, q
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
-                float by_unit[32];
                 wait_for_groups<1>();
                 wait_for_products<1>();
 #pragma unroll
@@ -349,18 +411,11 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
                             found[j][2] = by_state * (was - of_n) * of_z * (1.0f - of_z);
                             found[j][3] = found[j][0] * of_r;
                             later = forgets[half] ? 0.0f : by_state * of_z;
-#pragma unroll
-                            for (int part = 0; part < 4; ++part) {
-                                float& all = by_unit[8 * part + 2 * i + j];
-                                all = half == 0 ? found[j][part] : all + found[j][part];
-                            }
                         }
 #pragma unroll
                         for (int part = 0; part < 4; ++part) {
                             by[part].pair[i] = packed(found[0][part], found[1][part]);
-                            if (part > 0) {
-                                tiles[c % 2][2 * (part - 1) + i / 2][i % 2 * 2 + half] = by[part].pair[i];
-                            }
+                            tiles[c % 2][2 * part + i / 2][i % 2 * 2 + half] = by[part].pair[i];
                         }
                     }
                     if (!rows.has[half]) continue;
@@ -370,20 +425,22 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
                     }
                     if (forgets[half]) eight_at(all_hidden + place * UNITS + 32 * c + 8 * t) = Eight{};
                 }
+                // Before this chunk's products, behind which they would wait.
+#pragma unroll
+                for (int i = 0; i < 8; ++i) add_columns(by_bias[i / 2], tiles[c % 2][i], 4 * c + i % 2 * 2);
                 settle_input(tiles[c % 2]);
                 fetch(c + 2 < CHUNKS ? step : step - 1, (c + 2) % CHUNKS);
                 begin_products();
 #pragma unroll
                 for (int k = 0; k < 6; ++k) {
-                    const char* b = (const char*)of_state + (k / 2 * UNITS / 8 + 4 * c + k % 2 * 2) * ALONG;
+                    const int at = (k / 2 * UNITS / 8 + 4 * c + k % 2 * 2) * ALONG;
                     if (c + k == 0) {
-                        add_tile<false, true>(sum, tiles[c % 2][k], (const Element*)b, ALONG, OF_GATES);
+                        by_gates.add<true, 0, BLOCKS>(sum, tiles[c % 2][2 + k], at);
                     } else {
-                        add_tile<false>(sum, tiles[c % 2][k], (const Element*)b, ALONG, OF_GATES);
+                        by_gates.add<false, 0, BLOCKS>(sum, tiles[c % 2][2 + k], at);
                     }
                 }
                 end_products();
-                add_up_lanes(by_bias[c], by_unit);
             }
             wait_for_products<0>();
             settle(sum);
@@ -397,10 +454,11 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
     }
     __syncthreads();
     float* of_warp = (float*)shared;  // [warp][4 UNITS]
-    const int part = lane_index() / 8, unit = 8 * t + lane_index() / 4 % 2 * 4;
+    const int unit = lane_index() / 16 * 32 + 8 * t + lane_index() / 4 % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 4 * CHUNKS; ++i) {
-        of_warp[(threadIdx.x / 32 * 4 + part) * UNITS + i / 4 * 32 + unit + i % 4] = by_bias[i / 4][i % 4];
+    for (int i = 0; i < 16; ++i) {
+        const int at = unit + i % 4 / 2 * (UNITS / 2) + i % 2;
+        of_warp[(threadIdx.x / 32 * 4 + i / 4) * UNITS + at] = by_bias[i / 4][i % 4];
     }
     __syncthreads();
     for (int i = threadIdx.x; i < 4 * UNITS; i += WALK_THREADS) {
