@@ -372,13 +372,14 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
             }
             close_copies();
         };
+        const float is_there[2] = {rows.has[0] ? 1.0f : 0.0f, rows.has[1] ? 1.0f : 0.0f};
         fetch(num_steps - 1, 0);
         fetch(num_steps - 1, 1);
         float carried[CHUNKS][4][4] = {};
         unsigned next[2] = {rows.starts(starts, num_steps - 1, 0), rows.starts(starts, num_steps - 1, 1)};
 #pragma unroll 1
         for (int step = num_steps - 1; step >= 0; --step) {
-            const bool forgets[2] = {next[0] > 0, next[1] > 0};
+            const float keeps[2] = {next[0] > 0 ? 0.0f : 1.0f, next[1] > 0 ? 0.0f : 1.0f};
             next[0] = rows.starts(starts, max(step - 1, 0), 0);
             next[1] = rows.starts(starts, max(step - 1, 0), 1);
             float sum[BLOCKS][4];
@@ -404,13 +405,13 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
                             const auto one = [&](const FloatPair& two) { return j == 0 ? two.low : two.high; };
                             float& later = carried[c][i][2 * half + j];
                             const float of_n = one(two_n), of_r = one(two_r), of_z = one(two_z), of_q = one(two_q);
-                            const float by_state = rows.has[half] ? one(two_own) + later : 0.0f;
-                            const float was = forgets[half] ? 0.0f : one(two_before);
-                            found[j][0] = by_state * (1.0f - of_z) * (1.0f - of_n * of_n);
-                            found[j][1] = found[j][0] * of_q * of_r * (1.0f - of_r);
-                            found[j][2] = by_state * (was - of_n) * of_z * (1.0f - of_z);
+                            const float by_state = fmaf(one(two_own), is_there[half], later);
+                            const float rest = 1.0f - of_z;
+                            found[j][0] = by_state * rest * fmaf(-of_n, of_n, 1.0f);
+                            found[j][1] = found[j][0] * of_q * fmaf(-of_r, of_r, of_r);
+                            found[j][2] = by_state * fmaf(one(two_before), keeps[half], -of_n) * (of_z * rest);
                             found[j][3] = found[j][0] * of_r;
-                            later = forgets[half] ? 0.0f : by_state * of_z;
+                            later = by_state * (of_z * keeps[half]);
                         }
 #pragma unroll
                         for (int part = 0; part < 4; ++part) {
@@ -423,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
                     for (int part = 0; part < 4; ++part) {
                         eight_at(all_gates + place * (4 * UNITS) + part * UNITS + 32 * c + 8 * t) = by[part];
                     }
-                    if (forgets[half]) eight_at(all_hidden + place * UNITS + 32 * c + 8 * t) = Eight{};
+                    if (keeps[half] == 0.0f) eight_at(all_hidden + place * UNITS + 32 * c + 8 * t) = Eight{};
                 }
                 // Before this chunk's products, behind which they would wait.
 #pragma unroll
@@ -446,8 +447,8 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
             settle(sum);
 #pragma unroll
             for (int i = 0; i < 4 * BLOCKS; ++i) {
-                const bool goes_on = step > 0 && !forgets[i / 2 % 2];
-                carried[i / 16][i / 4 % 4][i % 4] += goes_on ? sum[i / 4][i % 4] : 0.0f;
+                float& later = carried[i / 16][i / 4 % 4][i % 4];
+                later = fmaf(sum[i / 4][i % 4], keeps[i / 2 % 2], later);
             }
         }
         wait_for_groups<0>();
