@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from trainers.acting.actor import Call
+from warpdrive.backends.base import Backend
 
 
 class Launch:
@@ -23,8 +25,13 @@ class Launch:
         raise NotImplementedError
 
 
-def side_by_side(lists: Sequence[Sequence[Call | Launch]]) -> list[Call]:
-    """The calls of several networks, each in its order; launches that can be one are."""
+def side_by_side(lists: Sequence[Sequence[Call | Launch]], backend: Backend) -> list[Call]:
+    """The calls of several networks, each in its order; launches that can be one are. Where none can, those of every
+    other network may run beside the rest, as neither fills a GPU; the networks then share nothing that they write."""
+    lists = [one for one in lists if one]
+    if len(lists) > 1 and not any(isinstance(one, Launch) for calls in lists for one in calls):
+        here, beside = ([call for one in some for call in one] for some in (lists[::2], lists[1::2]))
+        return [partial(_run_beside, here, beside, backend)]
     calls = []
     for step in itertools.zip_longest(*lists):
         kinds: dict[Any, list[Launch]] = {}
@@ -35,3 +42,12 @@ def side_by_side(lists: Sequence[Sequence[Call | Launch]]) -> list[Call]:
                 calls.append(one)
         calls += [launches[0].together(launches) for launches in kinds.values()]
     return calls
+
+
+def _run_beside(here: Sequence[Call], beside: Sequence[Call], backend: Backend) -> None:
+    with backend.beside() as meet:
+        for call in beside:
+            call()
+    for call in here:
+        call()
+    meet()

@@ -170,7 +170,7 @@ class FusedLearner:
             before = []
             for one, own in zip(self._networks, seen, strict=True):
                 before.append(one.prepare_before(rows, first + number * chunk, {**arrays, **of_sequences, **own}))
-            calls += side_by_side(before)
+            calls += side_by_side(before, self.packed.backend)
             for i, one in enumerate(self._networks):
                 a_chunk = one.plan.learn.num_blocks * WARPS
                 own = {
@@ -188,7 +188,7 @@ class FusedLearner:
                 for i, one in enumerate(self._in_pieces):
                     given |= {f"records_{i}": one.records, f"parts_{i}": one.parts}
                 calls.append(functions.prepare("products", launch_shape, **given))
-            calls += side_by_side([one.prepare_after(number, rows) for one in self._networks])
+            calls += side_by_side([one.prepare_after(number, rows) for one in self._networks], self.packed.backend)
         return calls
 
     def _prepare_rows(self) -> list[Callable[[], None]]:
