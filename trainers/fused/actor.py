@@ -201,7 +201,9 @@ class FusedPlayers(Actor):
                 before.append(layers.prepare_all(seen, *of_memory))
                 whole |= layers.arrays()
             given |= {f"{name}_{number}": array for name, array in whole.items()}
-        return [*side_by_side(before, self.rollout.env.backend), functions.prepare("act", launch_shape, **given)]
+        remember = all(isinstance(self._layers.get(id(network)), RecurrentNetwork) for _, network in networks)
+        calls = side_by_side(before, self.rollout.env.backend if remember else None)
+        return [*calls, functions.prepare("act", launch_shape, **given)]
 
     def _rows(self, group: GroupRollout) -> int:
         return self.rollout.env.num_envs * len(group.agents)

@@ -25,11 +25,16 @@ class Launch:
         raise NotImplementedError
 
 
-def side_by_side(lists: Sequence[Sequence[Call | Launch]], backend: Backend) -> list[Call]:
-    """The calls of several networks, each in its order; launches that can be one are. Where none can, those of every
-    other network may run beside the rest, as neither fills a GPU; the networks then share nothing that they write."""
+def side_by_side(lists: Sequence[Sequence[Call | Launch]], backend: Backend | None = None) -> list[Call]:
+    """The calls of several networks, each in its order; launches that can be one are.
+
+    Args:
+        backend: where they leave parts of a GPU idle, and share nothing that they write: those of every other network
+            then run beside the rest, if none can be one with another's.
+    """
     lists = [one for one in lists if one]
-    if len(lists) > 1 and not any(isinstance(one, Launch) for calls in lists for one in calls):
+    has_launches = any(isinstance(one, Launch) for calls in lists for one in calls)
+    if backend is not None and len(lists) > 1 and not has_launches:
         here, beside = ([call for one in some for call in one] for some in (lists[::2], lists[1::2]))
         return [partial(_run_beside, here, beside, backend)]
     calls = []

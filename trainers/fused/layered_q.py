@@ -133,9 +133,9 @@ class LayeredQLearner(ByKernels):
             also=[self._figures],
         )  # fmt: skip
         self._calls = [
-            *side_by_side(forward, backend),
+            *side_by_side(forward),
             self._prepare_loss(shape.padded[-1][0], outputs[0], outputs[1], outputs[-1]),
-            *side_by_side([gradient.prepare_after(0, rows)], backend),
+            *side_by_side([gradient.prepare_after(0, rows)]),
             *steps,
         ]
         self._follow = self._prepare_follow()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trainers.fused.learning_plan import GradientPlan, Part
     from trainers.fused.seen import Seen
     from trainers.settings.config import PolicyConfig
+    from warpdrive.backends.base import Backend
 
 
 class FusedLearner:
@@ -170,7 +171,7 @@ class FusedLearner:
             before = []
             for one, own in zip(self._networks, seen, strict=True):
                 before.append(one.prepare_before(rows, first + number * chunk, {**arrays, **of_sequences, **own}))
-            calls += side_by_side(before, self.packed.backend)
+            calls += side_by_side(before, self._beside)
             for i, one in enumerate(self._networks):
                 a_chunk = one.plan.learn.num_blocks * WARPS
                 own = {
@@ -188,8 +189,13 @@ class FusedLearner:
                 for i, one in enumerate(self._in_pieces):
                     given |= {f"records_{i}": one.records, f"parts_{i}": one.parts}
                 calls.append(functions.prepare("products", launch_shape, **given))
-            calls += side_by_side([one.prepare_after(number, rows) for one in self._networks], self.packed.backend)
+            calls += side_by_side([one.prepare_after(number, rows) for one in self._networks], self._beside)
         return calls
+
+    @property
+    def _beside(self) -> Backend | None:
+        """See side_by_side: walks through sequences fill no GPU."""
+        return self.packed.backend if all(one.plan.cell is not None for one in self._networks) else None
 
     def _prepare_rows(self) -> list[Callable[[], None]]:
         calls, constants = {}, {**self.constants, "HAS_ORDER": False}

@@ -95,7 +95,7 @@ class Learned:
         images = torch.rand(case.num_rows + 3, case.num_agents, *case.image, generator=generator) < 0.3
         order = torch.randperm(case.num_rows + 3, generator=generator)  # of which all but the first are learned
         arrays = {"seen0": images.to(device), "order": order.int().to(device)}
-        (forward,) = side_by_side([gradient.prepare_before(case.num_rows, 1, arrays)], backend)
+        (forward,) = side_by_side([gradient.prepare_before(case.num_rows, 1, arrays)])
         forward()
         self.outputs = self.in_order(gradient._made.outputs[: case.num_rows].cpu().double(), case) + torch.cat(
             [exact.network.policy_head.bias, exact.network.value_head.bias]
