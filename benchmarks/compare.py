@@ -6,8 +6,9 @@ python benchmarks/compare.py --run-peers --only P7 --peer-python jax/bin/python 
 
 Ours are throughput_<row>_cuda.json (throughput.py), time_to_score_cuda.json and time_to_score_dqn_cuda.json
 (time_to_score.py), multi_gpu_cuda.json (multi_gpu.py), cold_start_cuda.json (cold_start.py), replay_cuda.json
-(replay.py), off_policy_cuda.json (off_policy.py) and env_step_cuda.json (env_step.py). Peers' are peers.json; what
---run-peers measured, peers_run.json, takes the place of the same figure there.
+(replay.py), off_policy_cuda.json (off_policy.py), observation_kinds_cuda.json (observation_kinds.py) and
+env_step_cuda.json (env_step.py). Peers' are peers.json; what --run-peers measured, peers_run.json, takes the place of
+the same figure there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from read_results import table as markdown
 from run_peers import run_peers
 
 US, RATE, SECONDS, GB, TIMES = "us a step", "agent steps/s", "s", "GB", "times one GPU"
-CALL, SHARE, LIMIT, UPDATES = "us", "%", "times the limit", "updates/s"
+CALL, SHARE, LIMIT, OF_THE_ROW, UPDATES = "us", "%", "times the limit", "times the row", "updates/s"
 MORE_IS_BETTER = {RATE, TIMES, UPDATES}
 CHANGING = ("--config", "--envs", "--steps", "--score", "--smaller")
 """Options of benchmarks by which they measure something else than a row."""
@@ -93,6 +94,13 @@ _MINATAR = "MinAtar Breakout, 16 3x3 and 128 with LayerNorms, PQN, {:,} envs"
 _DQN = "DQN of CartPole, 120 and 84 units, {} envs, {} at once, an update every step of the envs"
 _R2D2 = "R2D2 of memory_len, GRU of 128, 40 steps of burn-in and 80, 64 envs, {} sequences at once"
 _SAC = "SAC of Pendulum, 256x256, 1,024 envs, {} at once, {} every step of the envs"
+_SEEN = {
+    "dict": "32 numbers as a Dict of three arrays",
+    "uint8": "32 numbers of uint8",
+    "int8": "32 numbers of int8",
+    "mixed": "32 numbers as a Dict of uint8, float32 and int8",
+    "ids": "27 numbers and an agent's",
+}
 _SCALED = "the workload of P5 on {} GPUs, the same size on each"
 ROWS = (
     _trained("P1", "tag_gridworld 2,000 x 5, 32x32, A2C, full observations", US, 20),
@@ -123,6 +131,19 @@ ROWS = (
     _trained("F7_wide", "P7 with 512x512", RATE, 12e6),
     _trained("F7_deep", "P7 with three layers of 256", RATE, 40e6),
     _trained("F7_norm", "P7 behind a LayerNorm", RATE, 50e6),
+    *(
+        Row(
+            "F8",
+            f"{what}, {int(size.partition('_')[0]):,} envs, two layers of {size.partition('_')[2]}",
+            "observation_kinds",
+            (size, kind, "times_the_row"),
+            OF_THE_ROW,
+            1.1,
+            ("F8", "train"),
+        )
+        for kind, what in _SEEN.items()
+        for size in ("2000_256", "16384_64")
+    ),
     _updated("Q1", _DQN.format("10", "128"), 120_000),
     _updated("Q1_of_16", _DQN.format("10", "128") + ", by iterations of 16", 120_000),
     _updated("Q1_between", _DQN.format("10", "128") + ", in one launch with them", 120_000),
@@ -223,7 +244,7 @@ def shown(value: float, unit: str) -> str:
     if unit == TIMES:
         return f"{value:.2f}x"
     value, unit = (value / 1e6, f"M {unit}") if unit == RATE else (value, unit)
-    if unit == LIMIT:
+    if unit in (LIMIT, OF_THE_ROW):
         return f"{value:.4g} {unit}"
     return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:,.1f}".removesuffix(".0") + f" {unit}"
 

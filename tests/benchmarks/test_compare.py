@@ -50,7 +50,7 @@ def write_all(folder: Path) -> None:
     write(folder, "time_to_score", {"seconds": 3.0})
     write(folder, "time_to_score_dqn", {"seconds": 3.0}, words="--config cartpole_dqn.yaml --greedy")
     write(folder, "cold_start", {name: {"seconds": 4.0} for name in ("P1", "P5", "P7")})
-    for report in ("replay", "off_policy", "env_step"):
+    for report in ("replay", "off_policy", "env_step", "observation_kinds"):
         found: dict = {}
         for row in ROWS:
             if row.report == report:
