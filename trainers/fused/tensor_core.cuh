@@ -139,6 +139,14 @@ __device__ __forceinline__ float quick_tanh(float x)
     return tanhf(x);
 }
 
+__device__ __forceinline__ float sigmoid(float x)
+{
+#if HAS_TENSOR_CORES
+    if (!FULL_PRECISION) return fmaf(0.5f, quick_tanh(0.5f * x), 0.5f);
+#endif
+    return 1.0f / (1.0f + quick_exp(-x));
+}
+
 // x where it is positive, else 0; a NaN stays one, which fmaxf would not let it.
 __device__ __forceinline__ float positive_part(float x)
 {

@@ -46,14 +46,6 @@ struct alignas(16) Fragment {
     Pair pair[4];
 };
 
-__device__ __forceinline__ float sigmoid(float x)
-{
-#if HAS_TENSOR_CORES
-    if (!FULL_PRECISION) return fmaf(0.5f, quick_tanh(0.5f * x), 0.5f);
-#endif
-    return 1.0f / (1.0f + quick_exp(-x));
-}
-
 // A tile of A out of 16 rows in shared memory.
 __device__ __forceinline__ void load_rows(Pair (&a)[4], const Element* rows, int pitch)
 {
