@@ -10,7 +10,18 @@
 //   WALKERS  warps of a block of the other kernels
 #include "layers/gru_of_warp.cuh"
 
-// As in gru.cu.
+// Every step of some sequences, as in gru.cu.
+//   weights, input_weights   as gru_pack.cu has them, forwards                                   read
+//   bias_input, bias_hidden  [3 UNITS]  of gates n, r, z; and r, z, n                            read
+//   memory   [sequence of the rollout, step_rows, memory_size]  before its first step            read
+//   order    [step, row]  numbers of the samples among [step of the rollout, step_rows]          read
+//   starts   [step, row]  whether nothing is remembered in this step                             read
+//   input    [step, row, UNITS]                                                                  read
+//   gates    [step, row, 4 UNITS]  n, r, z, q                                                    written
+//   hidden   [step + 1, row, UNITS]  before each step, and after the last                        written
+//   num_rows, num_steps
+//   step_rows                agents of the group in all envs
+//   memory_size, cell_start  units of all cells of the policy, and the first that is this one's
 extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
     const unsigned char* weights, const float* bias_input, const float* bias_hidden, const float* memory,
     const int* order, const bool* starts, const unsigned char* input, const unsigned char* input_weights,
@@ -162,7 +173,16 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
     }
 }
 
-// As in gru.cu, but for what goes to the input.
+// The way back, as in gru.cu, but for what goes to the input.
+//   weights   as gru_pack.cu has them, backwards                                                 read
+//   starts    as above                                                                           read
+//   delta     [step, row, UNITS]  the loss's derivatives by the states after each step, but for
+//             what comes by later steps                                                          read
+//   gates     [step, row, 4 UNITS]  as above; then the loss's derivatives by what goes into
+//             n, r, z, and by q                                                                  read, written
+//   hidden    [step + 1, row, UNITS]  as above; then 0 where a step remembered nothing           read, written
+//   bias_gradient  [block, 5 UNITS]  the first four: sums of those derivatives                   written
+//   num_rows, num_steps
 extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
     const unsigned char* weights, const bool* starts, const unsigned char* delta, unsigned char* gates,
     unsigned char* hidden, float* bias_gradient, int num_rows, int num_steps)
@@ -294,9 +314,12 @@ extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
 }
 
 // From the deltas of n, r, z to those of what went into the activation that the input came out of.
-//   weights, input, by_input, gates  as in gru.cu
-//   bias_gradient  [block, 5 UNITS]  the last UNITS: sums over the block's rows                    written
-//   num_rows       of all steps
+//   weights   as gru_pack.cu has the input's, backwards                                          read
+//   gates     [row, 4 UNITS]  of which the first three                                           read
+//   input     [row, UNITS]  what the activation gave                                             read
+//   by_input  [row, UNITS]                                                                       written
+//   bias_gradient  [block, 5 UNITS]  the last: sums over the block's rows                        written
+//   num_rows  of all steps
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_by_input(
     const unsigned char* weights, const unsigned char* gates, const unsigned char* input, unsigned char* by_input,
     float* bias_gradient, int num_rows)
