@@ -118,8 +118,9 @@ __device__ __forceinline__ void add_tile(
     add_product<SETS, TRANSPOSED, FIRST, COUNT>(sum, tile, describe(b, along, across), across);
 }
 #else
+// Not inlined: hundreds of products by shuffles would take the compiler hours.
 template <bool TRANSPOSED, bool SETS = false, int FIRST = 0, int COUNT = BLOCKS>
-__device__ __forceinline__ void add_tile(
+__device__ __noinline__ void add_tile(
     float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
 {
     const int g = lane_index() >> 2;
