@@ -193,7 +193,7 @@ CASES = [
     (Case(64, 37, 2, in_width=64), FULL),
     (Case(48, 20, 9, in_width=16), HALF),
     (Case(16, 20, 32), HALF),
-    (Case(128, 410, 2, in_width=128, num_sequences=3, by_warpgroups=True), HALF),  # of 4 warpgroups 3 have two turns
+    (Case(128, 200, 2, 1, num_sequences=3, in_width=128, by_warpgroups=True), HALF),  # two turns of two warpgroups
 ]
 """A GPU has 40 times as many rows."""
 
