@@ -15,11 +15,11 @@ import torch
 
 from trainers.acting.actor import Call
 from trainers.fused.by_layers import (
-    MAX_UNITS,
     Dense,
     LayersGradient,
     NetworkOfRows,
     Norm,
+    block_of,
     bytes_of_sums,
     places_of_sums,
     unit_of,
@@ -60,15 +60,14 @@ class CellKernels:
     def _by_warpgroups(self) -> FunctionManager:
         plan = self.plan
         constants = {"FULL_PRECISION": plan.element_bytes == 4, "IS_TANH": plan.is_tanh, "UNITS": plan.units}
-        constants |= {"WALKERS": WARPS, "WARPS": 2 * WARPS, "AHEAD": self._units_ahead}
+        warps, ahead = self._block_by_input
+        constants |= {"WALKERS": WARPS, "WARPS": warps, "AHEAD": ahead}
         return FunctionManager(None, KERNELS / "gru_by_warpgroups.cu", constants, backend=self._backend)
 
     @property
-    def _units_ahead(self) -> int:
-        """Of a block of gru_by_input, beside the input's weights."""
-        plan, size = self.plan, self.plan.element_bytes
-        room = plan.limits.shared_bytes - size * plan.input_elements - bytes_of_sums(2 * WARPS)
-        return max(2, min(MAX_UNITS, room // (size * unit_of(2 * WARPS))))
+    def _block_by_input(self) -> tuple[int, int]:
+        """Of gru_by_input, as of a layer whose input are the deltas of three gates."""
+        return block_of(self.plan.limits, self.plan.element_bytes, 3 * self.plan.units)
 
     def prepare_forward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
         plan = self.plan
@@ -92,8 +91,9 @@ class CellKernels:
         elements = 3 * plan.units**2 + 2 * 12 * 8 * 32 * WARPS  # weights; two chunks of each thread
         counts = {"num_rows": num_rows, "num_steps": num_steps}
         walk = self._by_warpgroups.prepare("gru_backward", self._walk_shape(elements), **counts, **arrays)
-        num_bytes = plan.element_bytes * (plan.input_elements + self._units_ahead * unit_of(2 * WARPS))
-        shape = LaunchShape(plan.num_blocks, (64 * WARPS, 1), num_bytes + bytes_of_sums(2 * WARPS))
+        warps, ahead = self._block_by_input
+        num_bytes = plan.element_bytes * (plan.input_elements + ahead * unit_of(warps)) + bytes_of_sums(warps)
+        shape = LaunchShape(plan.num_blocks, (32 * warps, 1), num_bytes)
         shared = {name: arrays[name] for name in ("gates", "bias_gradient")}
         given = {"weights": input_weights, "num_rows": num_rows * num_steps}
         return all_of([walk, self._by_warpgroups.prepare("gru_by_input", shape, **given, **shared, **of_input)])
