@@ -7,7 +7,8 @@
 //
 // If it ACCUMULATES, a block keeps the records of its samples in shared memory, and adds their products to sums in
 // registers. Else records go to global memory: a matrix library, or fused_products.cuh, sums their products up.
-// Those of WARPGROUPS lie there in blocks of 64 samples, [column / 8][sample][column % 8].
+// Those of WARPGROUPS lie there in blocks of 64 samples, [column / 8][sample][column % 8], without hidden 1 and delta 2,
+// which fused_products.cuh makes anew.
 // Of a network BY_LAYERS a record is the delta of the outputs alone: its forward and backward passes are not made here.
 //
 // Constants, besides those of layers/mlp.cuh and of the heads (OF_BOX, for the preprocessor, says which; OF_VALUES that
@@ -28,6 +29,7 @@
 //   MAX_LOG_RATIO                 where A2C's samples end to count, which it weighs by how likely they still are, or 0
 //   CLIPS_VALUE                   whether PPO's value may not move far
 //   HUBER_DELTA                   from which error on its square grows no more; 0: never
+//   SAMPLE_WORDS                  of shared memory, for what a row of WARPGROUPS brings besides its features
 //   HAS_ORDER, HAS_ACTIVE         whether there are such arrays
 //   CREDITS_TEAM                  whether the critic, a network of its own, learns from agents out of the game, too
 //   NORMALISES_ADVANTAGE, MIN_DEVIATION, NUM_SUMS  as advantage.cuh has them
@@ -43,33 +45,15 @@ constexpr int WARP_ROWS = 16 * ROW_TILES;
 static_assert(
     !CREDITS_TEAM || NUM_OUTPUTS == 0 || !HAS_VALUE || IS_EITHER, "actor and critic count samples alike");
 static_assert(HIDDEN1_AT == (BY_LAYERS ? 0 : FEATURE_TILES * 16), "columns of a record meet");
-static_assert(HIDDEN2_AT - HIDDEN1_AT == TILES1 * 16, "columns of a record meet");
+static_assert(HIDDEN2_AT - HIDDEN1_AT == (WARPGROUPS ? 0 : TILES1 * 16), "columns of a record meet");
 static_assert(DELTA1_AT - HIDDEN2_AT == TILES2 * 16, "columns of a record meet");
 static_assert(DELTA2_AT - DELTA1_AT == TILES1 * 16, "columns of a record meet");
-static_assert(DELTA_OUT_AT - DELTA2_AT == TILES2 * 16, "columns of a record meet");
+static_assert(DELTA_OUT_AT - DELTA2_AT == (WARPGROUPS ? 0 : TILES2 * 16), "columns of a record meet");
 static_assert(RECORD - DELTA_OUT_AT == OUTPUT_TILES * 16, "columns of a record meet");
 static_assert(PITCH >= RECORD && (ACCUMULATES || PITCH == RECORD), "records meet");
 static_assert(!SWIZZLES || PITCH % 64 == 32, "`swizzle` needs an odd multiple of 64 bytes");
 static_assert(FEATURE_TILES % AT_ONCE0 == 0, "tiles are left over");
 static_assert(ONES_AT == place_of_column<AT_ONCE0>(NUM_FEATURES), "a record has its columns in another order");
-
-__device__ __forceinline__ float slope(float activated)
-{
-    if (IS_TANH) return 1.0f - activated * activated;
-    return activated > 0.0f ? 1.0f : 0.0f;
-}
-
-// The deltas of two neighbours: the loss's derivatives by what they gave, times the activation's slope there.
-// A slope of 0 or 1 is applied to both at once; but warpgroups have no registers left for it.
-__device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
-{
-    if constexpr (IS_TANH || WARPGROUPS) {
-        const FloatPair activated = unpack(gave);
-        return packed(low * slope(activated.low), high * slope(activated.high));
-    } else {
-        return where_positive(packed(low, high), gave);
-    }
-}
 
 // Where in its record this lane has its part of COUNT tiles, 1 or 2.
 //   column  where they begin: a multiple of 16 COUNT away from where a part of the record begins
@@ -148,11 +132,10 @@ __device__ __forceinline__ void backward(
 }
 
 #if BY_WARPGROUPS
-// The same by a warpgroup, which still has in registers what this layer gave.
+// The same by a warpgroup, which still has in registers what this layer gave, and keeps no record.
 template <int TILES, int NEXT_TILES, typename Take>
 __device__ __forceinline__ void backward_by_group(
-    const Pair (&hidden)[TILES][4], Element* record, int delta, const Pair (&next)[1][NEXT_TILES][4],
-    const Element* weights, unsigned zero, Take take)
+    const Pair (&hidden)[TILES][4], const Pair (&next)[1][NEXT_TILES][4], const Element* weights, Take take)
 {
     const auto nothing = [](int) {};
     layer_by_group<false, true, NEXT_TILES, TILES>(
@@ -164,7 +147,6 @@ __device__ __forceinline__ void backward_by_group(
                 const float* two = &sum[i / 2][2 * (i % 2)];
                 tiles[0][i / 4][i % 4] = delta_of(two[0], two[1], hidden[n + i / 4][i % 4]);
             }
-            keep(record, delta + 16 * n, tiles, zero);
             take(n, tiles);
         });
 }
@@ -176,6 +158,12 @@ __device__ __forceinline__ void backward_by_group(
 #include "losses/policy_gradient.cuh"
 #endif
 #include "fused_sums.cuh"
+
+#if BY_WARPGROUPS
+// Whether actions come by way of shared memory, too.
+constexpr bool BRINGS_ACTIONS = 5 + NUM_HEADS <= SAMPLE_WORDS;
+static_assert(SAMPLE_WORDS >= 5 && sizeof(Action) == 4, "what a sample brings has no room");
+#endif
 
 //   shared              shared memory of the block
 //   block, num_blocks   which of how many work for this network
@@ -231,42 +219,86 @@ __device__ __forceinline__ void learn(
         return HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
     };
     const auto rows_of = [&](int index) { return find_rows(seen, active, index); };  // the warp's
+    const auto place_of_active = [&](int index) {
+        return (long long)(index / GROUP_SIZE) * ALL_AGENTS + FIRST_AGENT + index % GROUP_SIZE;
+    };
+    const auto place_of_action = [&](int index) {
+        const long long column = (long long)(index / GROUP_SIZE) * NUM_COLUMNS + FIRST_COLUMN + index % GROUP_SIZE;
+        return (const Action*)action + column * NUM_HEADS;
+    };
+    const bool asks_active = HAS_ACTIVE && !(CREDITS_TEAM && !HAS_POLICY_HERE);  // else who is out of the game counts, too
+    constexpr bool ASKS_OLD = IS_PPO || MAX_LOG_RATIO > 0.0f;
     const auto read_sample = [&](int index) {  // as memory has it; -1 for none
         Sample sample = {};
         sample.counts = index >= 0;
         if (index < 0) index = 0;
-        const int env_step = index / GROUP_SIZE;  // number of the env's step
-        const int agent = index % GROUP_SIZE;
-        if (HAS_ACTIVE && !(CREDITS_TEAM && !HAS_POLICY_HERE)) {  // else the critic learns of who is out of the game, too
-            const long long place = (long long)env_step * ALL_AGENTS + FIRST_AGENT + agent;
-            sample.counts = sample.counts && active[place];
-        }
-        sample.action = (const Action*)action + ((long long)env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
+        if (asks_active) sample.counts = sample.counts && active[place_of_active(index)];
+        sample.action = place_of_action(index);
         sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
         if (HAS_POLICY_HERE) {
             if (TAKES_EARLY) {
                 for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
             }
-            if (IS_PPO || MAX_LOG_RATIO > 0.0f) sample.old_log_prob = log_prob[index];
+            if (ASKS_OLD) sample.old_log_prob = log_prob[index];
             sample.advantage = advantage[index];
         }
         if (HAS_VALUE_HERE && IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
         if (HAS_VALUE_HERE || OF_VALUES) sample.target = target[index];
         return sample;
     };
+#if BY_WARPGROUPS
+    // The same by way of shared memory, of the next tile while this one is at work: registers would be too few.
+    unsigned* brought = (unsigned*)network.free + warp * (16 * SAMPLE_WORDS) + lane % 16;  // [word][row]
+    const auto bring_sample = [&](int index) {
+        if (index < 0) index = 0;
+        if (lane < 16) {
+            if (asks_active) start_copy_of_word(brought, (const unsigned*)active + place_of_active(index) / 4);
+            if (HAS_VALUE_HERE && IS_PPO && CLIPS_VALUE) start_copy_of_word(brought + 16, value + index);
+            if (HAS_VALUE_HERE || OF_VALUES) start_copy_of_word(brought + 32, target + index);
+        } else if (HAS_POLICY_HERE) {
+            if (ASKS_OLD) start_copy_of_word(brought + 48, log_prob + index);
+            start_copy_of_word(brought + 64, advantage + index);
+            for (int head = 0; BRINGS_ACTIONS && head < NUM_HEADS; ++head) {
+                start_copy_of_word(brought + 80 + 16 * head, place_of_action(index) + head);
+            }
+        }
+    };
+    const auto take_sample = [&](int index) {
+        wait_for_copies();
+        __syncwarp();
+        Sample sample = {};
+        sample.counts = index >= 0;
+        if (index < 0) index = 0;
+        if (asks_active) {
+            sample.counts = sample.counts && (brought[0] >> place_of_active(index) % 4 * 8 & 0xffu) != 0u;
+        }
+        sample.action = place_of_action(index);
+        sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
+        sample.old_value = __uint_as_float(brought[16]);
+        sample.target = __uint_as_float(brought[32]);
+        sample.old_log_prob = __uint_as_float(brought[48]);
+        sample.advantage = __uint_as_float(brought[64]);
+        for (int head = 0; HAS_POLICY_HERE && head < NUM_HEADS; ++head) {
+            sample.taken[head] = BRINGS_ACTIONS ? ((const Action*)brought)[80 + 16 * head] : sample.action[head];
+        }
+        return sample;
+    };
+#endif
     int next_index = sample_of(block);
     auto rows = given_rows(rows_of(next_index));  // of this tile; or overwritten before it is read
     Sample next_sample = {};
     if (FETCHES_BEFORE_SUMS) next_sample = read_sample(next_index);
+#if BY_WARPGROUPS
+    bring_sample(next_index);
+#endif
     for (int tile = block; (long long)tile * WARPS * WARP_ROWS < num_rows; tile += num_blocks) {
         const int first = (tile * WARPS + warp) * WARP_ROWS;
         const int index = next_index;
         next_index = sample_of(tile + num_blocks);
 
+#if !BY_WARPGROUPS
         Sample sample = FETCHES_BEFORE_SUMS ? next_sample : read_sample(index);
-        sample.share = sample.counts ? (CREDITS_TEAM && !HAS_POLICY_HERE ? share_of_value : scale.share) : 0.0f;
-        sample.advantage = (sample.advantage - scale.mean) / scale.deviation;
-        sample.target = (sample.target - value_mean) / value_deviation;
+#endif
         if constexpr (!WARPGROUPS && !FETCHES_BEFORE_SUMS) rows = given_rows(rows_of(index));
 
         // The record of row g of the first tile. There is room for those of rows that are none.
@@ -304,9 +336,10 @@ __device__ __forceinline__ void learn(
         forward(
             network, rows, mean, variance, keep_features,
             [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
-                keep(record, HIDDEN1_AT + 16 * n, tiles, zero);
 #if BY_WARPGROUPS
                 copy_tiles(hidden1, n, tiles[0]);
+#else
+                keep(record, HIDDEN1_AT + 16 * n, tiles, zero);
 #endif
             },
             [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
@@ -317,13 +350,11 @@ __device__ __forceinline__ void learn(
             });
 #endif
 
-        if (!FETCHES_BEFORE_SUMS && next_index >= 0) {  // what the next tile begins with
-            const int next_step = next_index / GROUP_SIZE;
-            if (!WARPGROUPS && !BY_LAYERS) fetch_row_ahead(seen, next_index);
+        if (!WARPGROUPS && !FETCHES_BEFORE_SUMS && next_index >= 0) {  // what the next tile begins with
+            if (!BY_LAYERS) fetch_row_ahead(seen, next_index);
             if (HAS_ORDER) {
                 if (HAS_POLICY_HERE) {
-                    const long long next_column = (long long)next_step * NUM_COLUMNS + FIRST_COLUMN;
-                    fetch_ahead(action + (next_column + next_index % GROUP_SIZE) * NUM_HEADS);
+                    fetch_ahead(place_of_action(next_index));
                     fetch_ahead(log_prob + next_index);
                     fetch_ahead(advantage + next_index);
                 }
@@ -333,9 +364,18 @@ __device__ __forceinline__ void learn(
                 }
             }
         }
+#if BY_WARPGROUPS
+        Sample sample = take_sample(index);
+#endif
+        sample.share = sample.counts ? (CREDITS_TEAM && !HAS_POLICY_HERE ? share_of_value : scale.share) : 0.0f;
+        sample.advantage = (sample.advantage - scale.mean) / scale.deviation;
+        sample.target = (sample.target - value_mean) / value_deviation;
         const float loss = differentiate(is_critic, output, sample, turn, entropy_coeff, vf_loss_coeff, clip, figure);
         if (sample.share != 0.0f && !isfinite(loss) && halted[0] == 0.0f) atomicMin(first_loss, (long long)index);
         __syncwarp();
+#if BY_WARPGROUPS
+        bring_sample(next_index);
+#endif
         Pair delta_out[ROW_TILES][OUTPUT_TILES][4];
 #pragma unroll
         for (int k = 0; k < OUTPUT_TILES; ++k) {
@@ -360,10 +400,12 @@ __device__ __forceinline__ void learn(
                 for (int r = 0; r < ROW_TILES; ++r) copy_tiles(delta2[r], n, tiles[r]);
             };
 #if BY_WARPGROUPS
-            backward_by_group<KEPT2, OUTPUT_TILES>(
-                hidden2, record, DELTA2_AT, delta_out, network.weight3, zero, remember);
+            backward_by_group<KEPT2, OUTPUT_TILES>(hidden2, delta_out, network.weight3, remember);
             rows = fetch_features(rows_of(next_index));  // of the next tile
-            backward_by_group<TILES1, KEPT2>(hidden1, record, DELTA1_AT, delta2, network.weight2, zero, forget);
+            backward_by_group<TILES1, KEPT2>(
+                hidden1, delta2, network.weight2, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
+                    keep(record, DELTA1_AT + 16 * n, tiles, zero);
+                });
 #else
             backward<KEPT2, OUTPUT_TILES, SHARED3, KEPT2>(
                 record, HIDDEN2_AT, DELTA2_AT, delta_out, network.weight3, zero, remember);

@@ -77,7 +77,7 @@ class NetworkGradient:
         """The matrix library's products of a chunk's records: deltas and features, then each further layer's."""
         plan = self.plan
         dtype = elements_of(plan.element_bytes)
-        record, widths = plan.shape.record, plan.shape.widths_of_record
+        record, widths = plan.shape.record(plan.way), plan.shape.widths_of_record(plan.way)
         records = self.records.view(dtype)[: rows * record].view(rows, record)
         features, hidden1, hidden2, _, delta2, delta_out = records.split(widths, dim=1)
         deltas = records[:, sum(widths[:3]) :]

@@ -102,8 +102,7 @@ class LayersShape(Shape):
         """Of each layer: in a part, as its weights lie among the elements; in a row of the sums of its deltas."""
         return self.places()
 
-    @property
-    def widths_of_record(self) -> list[int]:
+    def widths_of_record(self, way: Way) -> list[int]:
         """Of what the kernel `learn` writes: the outputs' deltas."""
         return [0, 0, 0, 0, 0, 16 * self.tiles[3]]
 

@@ -187,7 +187,9 @@ class FusedLearner:
                 functions, launch_shape = self._products
                 given = {"num_tiles": -(-rows // STAGE_ROWS), "goes_on": number > 0}
                 for i, one in enumerate(self._in_pieces):
-                    given |= {f"records_{i}": one.records, f"parts_{i}": one.parts}
+                    own = {**self.packed.arrays_of(one.network), "records": one.records, "parts": one.parts}
+                    names = ("weights", "biases", "records", "parts")
+                    given |= {f"{name}_{i}": own[name] for name in names}
                 calls.append(functions.prepare("products", launch_shape, **given))
             calls += side_by_side([one.prepare_after(number, rows) for one in self._networks], self._beside)
         return calls

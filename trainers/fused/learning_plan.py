@@ -76,7 +76,7 @@ class GradientPlan:
             return self.shape.bytes_of(self.element_bytes, rows, rows, cell.num_rows, cell.in_width)
         if isinstance(self.shape, LayersShape):
             return self.record_rows * self.shape.row_bytes(self.element_bytes, learns=True)
-        return max(self.record_rows * self.shape.record * self.element_bytes, 16)
+        return max(self.record_rows * self.shape.record(self.way) * self.element_bytes, 16)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, War
 from trainers.fused.learning_plan import NUM_FIGURES, GradientPlan, LearningPlan, Part
 from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
 from trainers.fused.seen import Gathered, Seen, plain
-from trainers.fused.shape import HEAD_BYTES, STAGE_ROWS, WARPS, Shape, Way, tiles_together, to_tiles
+from trainers.fused.shape import SAMPLE_WORDS, STAGE_ROWS, WARPS, Shape, Way, tiles_together, to_tiles
 from trainers.heads import CategoricalHeads, GaussianHead, make_head
 from trainers.networks import find_network
 from trainers.networks.cnn import CNN
@@ -52,8 +52,6 @@ MAX_BLOCKS_A_WARP = 14
 """Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
 MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
-MAX_STAGES = 4
-"""How many times as many samples as it multiplies a block of `products` has in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -329,10 +327,11 @@ class Plan:
         else:
             chunk = min([chunk, *(shape.rows_at_once for shape in shapes if isinstance(shape, LayersShape))])
         num_chunks = -(-size // chunk)
-        at_once = limits.blocks_at_once(max(num_bytes for _, _, num_bytes in found))
+        has_pieces = any(way == "pieces" for way, _, _ in found)  # two blocks would have half the registers each
+        at_once = 1 if has_pieces else limits.blocks_at_once(max(num_bytes for _, _, num_bytes in found))
         blocks = split_blocks(at_once * limits.num_multiprocessors, [shape.work for shape in shapes])
         in_pieces = [i for i, (way, _, _) in enumerate(found) if way == "pieces"]
-        shares = split_blocks(limits.num_multiprocessors, [shapes[i].record for i in in_pieces])
+        shares = split_blocks(limits.num_multiprocessors, [shapes[i].record("pieces") for i in in_pieces])
         blocks_of_products = dict(zip(in_pieces, shares, strict=True))
         networks = []
         for i, (shape, (way, constants, num_bytes), count) in enumerate(zip(shapes, found, blocks, strict=True)):
@@ -344,11 +343,10 @@ class Plan:
             learn = Part(constants, heads, min(count, num_tiles), num_bytes, Gathered(seen) if gathers else seen)
             products, num_parts = None, learn.num_blocks * num_chunks if way == "registers" else num_chunks
             if way == "pieces":
-                _, pieces = shape.num_pieces
-                num_parts = max(1, min(blocks_of_products[i] // pieces, -(-chunk // STAGE_ROWS)))
-                stages = min(MAX_STAGES, (limits.shared_bytes - HEAD_BYTES) // shape.products_bytes)
-                num_bytes = HEAD_BYTES + stages * shape.products_bytes
-                products = Part({**constants, "STAGES": stages}, heads, num_parts * pieces, num_bytes, learn.seen)
+                pieces, num_bytes = shape.pieces(blocks_of_products[i], -(-chunk // STAGE_ROWS), limits.shared_bytes)
+                num_parts = pieces["SHARES2"]
+                count = pieces["PIECES2"] * num_parts + pieces["SHARES1"]
+                products = Part({**constants, **pieces}, heads, count, num_bytes, learn.seen)
             record_rows = 0 if way == "registers" else num_tiles * rows_a_block
             num_figures = learn.num_blocks * WARPS * num_chunks
             row_blocks = self.num_row_blocks if way == "layers" else 0
@@ -380,13 +378,15 @@ class Plan:
         row_tiles = 2 if max(shape.widths) <= WIDEST_OF_TWO_TILES["learn"] else 1
         records = 16 * WARPS * row_tiles * shape.pitch("registers", element_bytes) * element_bytes
         needed = shape.stage_bytes(row_tiles) + records + shape.num_elements * element_bytes
-        accumulates = needed <= limits.shared_bytes and -(-shape.num_blocks // WARPS) <= MAX_BLOCKS_A_WARP
+        by_groups = limits.has_warpgroups and element_bytes == 2 and shape.suits_warpgroups
+        accumulates = not by_groups and -(-shape.num_blocks // WARPS) <= MAX_BLOCKS_A_WARP
+        accumulates = accumulates and needed <= limits.shared_bytes
         if not accumulates:
-            row_tiles, records = 1, 0
+            row_tiles, records = 1, 64 * WARPS * SAMPLE_WORDS if by_groups else 0
         group_tiles = 8 if shape.tiles[3] == 1 else 4  # more outputs take the registers
         constants, num_bytes = self._part(shape, row_tiles, records, not accumulates, group_tiles)
         way = "registers" if accumulates else "pieces" if constants["WARPGROUPS"] else "records"
-        constants |= {"ACCUMULATES": accumulates, "NUM_FIGURES": NUM_FIGURES}
+        constants |= {"ACCUMULATES": accumulates, "NUM_FIGURES": NUM_FIGURES, "SAMPLE_WORDS": SAMPLE_WORDS}
         return way, constants | shape.constants_of_record(way, element_bytes), num_bytes
 
     def _part(

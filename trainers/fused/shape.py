@@ -14,8 +14,14 @@ from warpdrive.function_manager import Constant
 
 WARPS = 8
 """Of a block: with 255 registers a lane, as many as a multiprocessor holds."""
+SAMPLE_WORDS = 7
+"""Of a sample, besides its features, that warpgroups bring to shared memory: five, and up to two actions."""
 STAGE_ROWS, HEAD_BYTES = 64, 512
 """Samples whose records a block of `products` multiplies at once; its shared memory before the first of them."""
+OF_LAYER2 = {1: 0.8, 2: 0.86}
+"""The share of the blocks of `products` that have pieces of layer 2, of which there are so many."""
+MAX_STAGES = 4
+"""How many times as many samples as it multiplies a block of `products` has in shared memory."""
 NORM_EPS = 1e-5
 """Of torch's LayerNorm: added to the variance."""
 TILE_BYTES = 16 * STAGE_ROWS * 2
@@ -140,26 +146,27 @@ class Shape:
 
     # ---------------------------------------------------------------------------------------- records
 
-    @property
-    def widths_of_record(self) -> list[int]:
+    def widths_of_record(self, way: Way) -> list[int]:
         """Features, hidden 1, hidden 2, delta 1, delta 2, delta of the outputs."""
         features, first, second, outputs = (16 * tiles for tiles in self.tiles)
+        if way == "pieces":  # whose blocks make the others anew
+            return [features, 0, second, first, 0, outputs]
         return [features, first, second, first, second, outputs]
 
-    @property
-    def record(self) -> int:
+    def record(self, way: Way) -> int:
         """Elements of a sample's."""
-        return sum(self.widths_of_record)
+        return sum(self.widths_of_record(way))
 
     def pitch(self, way: Way, element_bytes: int) -> int:
         """Elements from a record to the next; in shared memory so many that rows do not meet in a bank."""
+        record = self.record(way)
         if way != "registers":
-            return self.record
-        return (self.record + 31) // 64 * 64 + 32 if element_bytes == 2 else self.record + 4
+            return record
+        return (record + 31) // 64 * 64 + 32 if element_bytes == 2 else record + 4
 
     def constants_of_record(self, way: Way, element_bytes: int) -> dict[str, Constant]:
         """What fused_learn.cuh and fused_products.cuh ask of it: where columns, and parts of a gradient, begin."""
-        ends = np.cumsum(self.widths_of_record).tolist()
+        ends = np.cumsum(self.widths_of_record(way)).tolist()
         names = ("HIDDEN1_AT", "HIDDEN2_AT", "DELTA1_AT", "DELTA2_AT", "DELTA_OUT_AT", "RECORD")
         constants = dict(zip(names, ends, strict=True)) | {
             "PITCH": self.pitch(way, element_bytes),
@@ -171,9 +178,6 @@ class Shape:
         if way == "pieces":
             names = ("BIAS2_AT", "WEIGHT1_AT", "WEIGHT3_AT", "BIAS3_AT", "PART")
             constants |= dict(zip(names, self._ends_of_pieces(), strict=True))
-            pieces2, pieces = self.num_pieces
-            constants |= {"PIECES2": pieces2, "PIECES": pieces}
-            constants |= {"TILE_BYTES": TILE_BYTES, "STAGE_BYTES": self.products_bytes, "HEAD_BYTES": HEAD_BYTES}
         return constants
 
     # ---------------------------------------------------------------------------------------- gradients
@@ -261,17 +265,27 @@ class Shape:
         features, *hidden, outputs = self.tiles
         return all(tiles in (8, 16) for tiles in hidden) and features <= 8 and outputs <= 8
 
-    @property
-    def num_pieces(self) -> tuple[int, int]:
-        """Of 128 rows: those of layer 2, and all, with those of layer 1 and the outputs."""
-        _, first, second, _ = self.tiles
-        return second // 8, second // 8 + max(first, second) // 8
+    def pieces(self, num_blocks: int, num_tiles: int, shared_bytes: int) -> tuple[dict[str, Constant], int]:
+        """What fused_products.cuh asks of it, and the shared memory of a block.
 
-    @property
-    def products_bytes(self) -> int:
-        """Of shared memory: what a piece needs of the records of 64 samples."""
-        features, first, _, outputs = self.tiles
-        return (8 + max(first, 8 + features + outputs)) * TILE_BYTES
+        Args:
+            num_blocks: about as many as are to work for it.
+            num_tiles: of STAGE_ROWS samples.
+            shared_bytes: that a block can have.
+        """
+        features, first, second, outputs = self.tiles
+        count = second // 8  # pieces of layer 2, of which a block makes what layer 1's find in records
+        shares2 = max(1, min(num_tiles, round(num_blocks * OF_LAYER2[count]) // count))
+        shares1 = max(1, min(shares2, num_blocks - count * shares2))
+        shares = {"PIECES2": count, "SHARES2": shares2, "SHARES1": shares1}
+        made = 2 * self.sizes[0] + 2 * first * TILE_BYTES  # the weights of layer 1, and its outputs two times
+        stages, taken = {"TILE_BYTES": TILE_BYTES, "HEAD_BYTES": HEAD_BYTES, "MADE_BYTES": made}, HEAD_BYTES
+        for number, begin, tiles in ((2, HEAD_BYTES + made, 8), (1, HEAD_BYTES, first)):
+            num_bytes = (tiles + features + outputs) * TILE_BYTES
+            count = min(MAX_STAGES, (shared_bytes - begin) // num_bytes)
+            stages |= {f"STAGES{number}": count, f"STAGE_BYTES{number}": num_bytes}
+            taken = max(taken, begin + count * num_bytes)
+        return shares | stages, taken
 
 
 def to_tiles(columns: int) -> int:

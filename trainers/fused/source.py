@@ -18,7 +18,7 @@ OWN = {
     "act": {*OF_NETWORK, "seen", "active", "mask", "epsilon", "num_rows"}
     | {"action", "drawn", "log_prob", "entropy", "value"},
     "learn": {*OF_NETWORK, "seen", "gradient", "records", "figures"},
-    "products": {"records", "parts"},
+    "products": {"weights", "biases", "records", "parts"},
     "gather": {"mean", "variance", "seen", "active", "features"},
 }
 """Parameters that each network has one of, by kernel; the others serve all networks."""

@@ -137,6 +137,20 @@ __device__ __forceinline__ void add_product_of_rows(
     }
 }
 
-// ------------------------------------------------------------------------------------------ bulk copies
+// A number from global to shared memory, as `start_copy` has 16 bytes.
+__device__ __forceinline__ void start_copy_of_word(void* shared, const void* global)
+{
+    const unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(global) : "memory");
+}
+
+// Four 8 x 8 matrices to shared memory; `row` as `load_matrices` has it.
+__device__ __forceinline__ void store_matrices(const unsigned (&pairs)[4], unsigned short* row)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     (unsigned)__cvta_generic_to_shared(row)),
+                 "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+                 : "memory");
+}
 
 #endif

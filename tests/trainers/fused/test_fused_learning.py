@@ -109,6 +109,14 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
     assert_learns_as_torch(learner, precision)
 
 
+@pytest.mark.parametrize("rollout", [rollout for rollout, _, way in OF_WARPGROUPS if way == REGISTERS])
+def test_gradient_of_so_many_samples_that_a_block_goes_through_dozens_of_their_records(make, rollout, device):
+    """More than its shared memory holds at once: 64 samples of each of 44 blocks a step, of 40,000 and more."""
+    if device == "cpu":
+        pytest.skip("a GPU alone has them, and these layers take a CPU long")
+    assert_learns_as_torch(make(rollout, BF16, REGISTERS, times=800), BF16)
+
+
 OF_EVERY_DEVICE = [
     ("a2c", BF16, REGISTERS),
     ("ppo whose values move freely", FULL, RECORDS),

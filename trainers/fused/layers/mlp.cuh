@@ -120,6 +120,24 @@ __device__ __forceinline__ float activate(float x)
     return IS_TANH ? quick_tanh(x) : positive_part(x);
 }
 
+__device__ __forceinline__ float slope(float activated)
+{
+    if (IS_TANH) return 1.0f - activated * activated;
+    return activated > 0.0f ? 1.0f : 0.0f;
+}
+
+// The deltas of two neighbours: the loss's derivatives by what they gave, times the activation's slope there.
+// A slope of 0 or 1 is applied to both at once; but warpgroups have no registers left for it.
+__device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
+{
+    if constexpr (IS_TANH || WARPGROUPS) {
+        const FloatPair activated = unpack(gave);
+        return packed(low * slope(activated.low), high * slope(activated.high));
+    } else {
+        return where_positive(packed(low, high), gave);
+    }
+}
+
 __device__ __forceinline__ float normalised(float x, int column, const float* mean, const float* variance)
 {
     if (!NORMALISES) return x;

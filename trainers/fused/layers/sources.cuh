@@ -104,9 +104,9 @@ __device__ __forceinline__ void fetch_row_ahead(const Seen& seen, int row)
     }
 }
 
-// Asks for the columns `column` and `column + 1` of a row, which are among the eight from `first` on.
+// Asks the arrays for columns: see fetch_pair.
 template <int I = 0>
-__device__ __forceinline__ void fetch_pair(unsigned (&bits)[2], const Seen& seen, int row, int first, int column)
+__device__ __forceinline__ void fetch_from(unsigned (&bits)[2], const Seen& seen, int row, int first, int column)
 {
     if constexpr (I < NUM_SOURCES) {
         using From = Source<I>;
@@ -121,12 +121,20 @@ __device__ __forceinline__ void fetch_pair(unsigned (&bits)[2], const Seen& seen
                 if (all || (column + 1 >= From::START && column + 1 < END)) bits[1] = bits_of(place[1]);
             }
         }
-        fetch_pair<I + 1>(bits, seen, row, first, column);
-    } else if (NUM_IDS > 0 && first + 8 > FIRST_ID && first < NUM_FEATURES) {
+        fetch_from<I + 1>(bits, seen, row, first, column);
+    }
+}
+
+// Asks for the columns `column` and `column + 1` of a row, which are among the eight from `first` on, and 0 before. What
+// says which agent it is comes first: it would wait for what is asked for.
+__device__ __forceinline__ void fetch_pair(unsigned (&bits)[2], const Seen& seen, int row, int first, int column)
+{
+    if (NUM_IDS > 0 && first + 8 > FIRST_ID && first < NUM_FEATURES) {
         const int column_of_agent = FIRST_ID + (row < 0 ? ~row : row) % GROUP_SIZE;
         if (column == column_of_agent) bits[0] = __float_as_uint(1.0f);
         if (column + 1 == column_of_agent) bits[1] = __float_as_uint(1.0f);
     }
+    fetch_from(bits, seen, row, first, column);
 }
 
 // What came of it, as numbers.
