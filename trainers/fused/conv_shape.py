@@ -153,6 +153,11 @@ class ConvShape(LayersShape):
             (place_in_record(out, 1) * dense + hidden, outputs * dense + dense + out_bias),
         ]
 
+    def row_tiles(self, num_rows: int, element_bytes: int, limits: Limits) -> int:
+        """Of 16 rows, which a block has at once: two where there are enough to keep all multiprocessors busy."""
+        has_room = self.forward_bytes(2, element_bytes) <= limits.shared_bytes
+        return 2 if has_room and num_rows > 16 * limits.num_multiprocessors else 1
+
     def back_tiles(self, num_rows: int, limits: Limits) -> int:
         """Of 16 of so many samples, which a block that goes back has at once."""
         for tiles in BACK_TILES:

@@ -50,7 +50,7 @@ class ConvNetwork:
         self._bits = self._take(kept * self.shape.image_bytes).view(torch.int32)
         self.delta, self._hidden = (self._take(size * kept * columns) for columns in (outputs, dense))
         self._standard = self._take(size * norms * dense)
-        self.row_tiles = packed.plan.row_tiles_of_images(self.shape, num_rows)
+        self.row_tiles = self.shape.row_tiles(num_rows, size, packed.plan.limits)
         (source,) = network.seen.sources
         self.constants = {
             **packed.precision,

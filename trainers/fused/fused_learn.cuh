@@ -139,7 +139,7 @@ __device__ __forceinline__ void backward_by_group(
 {
     const auto nothing = [](int) {};
     layer_by_group<false, true, NEXT_TILES, TILES>(
-        next[0], weights, [](int, float(&)[NUM_SUMS_AT_ONCE][4]) {}, nothing,
+        next[0], weights, nullptr, nothing,
         [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
             Pair tiles[1][GROUP_TILES][4];
 #pragma unroll
@@ -350,9 +350,9 @@ __device__ __forceinline__ void learn(
             });
 #endif
 
-        if (!WARPGROUPS && !FETCHES_BEFORE_SUMS && next_index >= 0) {  // what the next tile begins with
+        if (!FETCHES_BEFORE_SUMS && next_index >= 0) {  // what the next tile begins with
             if (!BY_LAYERS) fetch_row_ahead(seen, next_index);
-            if (HAS_ORDER) {
+            if (!WARPGROUPS && HAS_ORDER) {
                 if (HAS_POLICY_HERE) {
                     fetch_ahead(place_of_action(next_index));
                     fetch_ahead(log_prob + next_index);

@@ -192,12 +192,11 @@ def _why_no_convolution(request: Request, limits: Limits, element_bytes: int) ->
 
 @dataclass(frozen=True)
 class Plan:
-    """How the kernels play and learn for a policy."""
+    """How the kernels play and learn for a policy, whose weights they read as elements of `element_bytes`."""
 
     request: Request
     limits: Limits
     element_bytes: int
-    """Of a weight, as the kernels read it."""
 
     @property
     def shapes(self) -> list[Shape]:
@@ -297,11 +296,6 @@ class Plan:
             return shape.bytes_of(self.element_bytes, num_rows, at_once, None, in_width)
         return num_rows * outputs + at_once * (shape.row_bytes(self.element_bytes, learns=False) - outputs)
 
-    def row_tiles_of_images(self, shape: ConvShape, num_rows: int) -> int:
-        """Of 16 rows, which a block has at once: two where there are enough to keep all multiprocessors busy."""
-        has_room = shape.forward_bytes(2, self.element_bytes) <= self.limits.shared_bytes
-        return 2 if has_room and num_rows > 16 * self.limits.num_multiprocessors else 1
-
     def gathering(self, shape: Shape, num_rows: int) -> Part:
         """The launch that brings so many rows of features together."""
         together = 2 if isinstance(shape, WarpgroupShape) else 0 if isinstance(shape, LayersShape) else 1
@@ -378,9 +372,9 @@ class Plan:
         row_tiles = 2 if max(shape.widths) <= WIDEST_OF_TWO_TILES["learn"] else 1
         records = 16 * WARPS * row_tiles * shape.pitch("registers", element_bytes) * element_bytes
         needed = shape.stage_bytes(row_tiles) + records + shape.num_elements * element_bytes
-        by_groups = limits.has_warpgroups and element_bytes == 2 and shape.suits_warpgroups
-        accumulates = not by_groups and -(-shape.num_blocks // WARPS) <= MAX_BLOCKS_A_WARP
-        accumulates = accumulates and needed <= limits.shared_bytes
+        by_groups = self._suits_warpgroups(shape)
+        fits = needed <= limits.shared_bytes and -(-shape.num_blocks // WARPS) <= MAX_BLOCKS_A_WARP
+        accumulates = fits and not by_groups
         if not accumulates:
             row_tiles, records = 1, 64 * WARPS * SAMPLE_WORDS if by_groups else 0
         group_tiles = 8 if shape.tiles[3] == 1 else 4  # more outputs take the registers
@@ -388,6 +382,9 @@ class Plan:
         way = "registers" if accumulates else "pieces" if constants["WARPGROUPS"] else "records"
         constants |= {"ACCUMULATES": accumulates, "NUM_FIGURES": NUM_FIGURES, "SAMPLE_WORDS": SAMPLE_WORDS}
         return way, constants | shape.constants_of_record(way, element_bytes), num_bytes
+
+    def _suits_warpgroups(self, shape: Shape) -> bool:
+        return self.limits.has_warpgroups and self.element_bytes == 2 and shape.suits_warpgroups
 
     def _part(
         self, shape: Shape, row_tiles: int, taken_bytes: int, in_fours: bool, group_tiles: int = 8
@@ -402,14 +399,15 @@ class Plan:
             in_fours: whether warps may multiply by fours, where the device's can and the network suits them.
             group_tiles: of a layer, which they then compute at once.
         """
-        taken_bytes += shape.stage_bytes(row_tiles)
+        in_fours = in_fours and self._suits_warpgroups(shape) and row_tiles == 1
+        added_bytes = 512 * sum(shape.tiles[1:3]) if in_fours else 0
+        taken_bytes += shape.stage_bytes(row_tiles) + added_bytes
         is_shared = [False] * 3
         for layer in (1, 2, 0):  # the largest that is read most often first
             num_bytes = shape.sizes[layer] * self.element_bytes
             is_shared[layer] = 0 < num_bytes <= self.limits.shared_bytes - taken_bytes
             taken_bytes += num_bytes * is_shared[layer]
-        in_fours = in_fours and self.limits.has_warpgroups and self.element_bytes == 2
-        in_fours = in_fours and shape.suits_warpgroups and all(is_shared) and row_tiles == 1
+        in_fours = in_fours and all(is_shared)
         _, first, second, _ = shape.tiles
         constants = {
             **shape.constants(row_tiles),
@@ -418,6 +416,7 @@ class Plan:
             "NORMALISES": self.request.normalises,
             "CLIP": CLIP,
             "WARPGROUPS": in_fours,
+            "ADDED_BYTES": added_bytes,
             "LAYERS": isinstance(shape, LayersShape),
             "GIVES_VALUES": self.request.gives_values,
             "GROUP_TILES": group_tiles,
@@ -439,7 +438,8 @@ def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part]
     has_many = rows > MANY_ROWS * WARPS * limits.num_multiprocessors
     fits = max(shape.stage_bytes(2) for _, shape, _ in networks) <= limits.shared_bytes
     row_tiles = 2 if has_many and widest <= WIDEST_OF_TWO_TILES["act"] and fits else 1
-    found = [one._part(shape, row_tiles, 0, in_fours=True) for one, shape, _ in networks]
+    group_tiles = 4 if widest <= 128 else 8  # where two blocks have the registers
+    found = [one._part(shape, row_tiles, 0, True, group_tiles) for one, shape, _ in networks]
     at_once = limits.blocks_at_once(max(num_bytes for _, num_bytes in found))
     work = [num_rows * shape.work for _, shape, num_rows in networks]
     blocks = split_blocks(at_once * limits.num_multiprocessors, work)

@@ -137,6 +137,21 @@ __device__ __forceinline__ void add_product_of_rows(
     }
 }
 
+// Deltas, two at once, times the slope of tanh where it gave this.
+__device__ __forceinline__ unsigned times_slope_of_tanh(unsigned pair, unsigned gave)
+{
+    unsigned product;
+    asm("{\n"
+        ".reg .b32 minus, slope;\n"
+        "neg.bf16x2 minus, %2;\n"
+        "fma.rn.bf16x2 slope, minus, %2, %3;\n"
+        "mul.rn.bf16x2 %0, %1, slope;\n"
+        "}\n"
+        : "=r"(product)
+        : "r"(pair), "r"(gave), "r"(0x3f803f80u));
+    return product;
+}
+
 // A number from global to shared memory, as `start_copy` has 16 bytes.
 __device__ __forceinline__ void start_copy_of_word(void* shared, const void* global)
 {

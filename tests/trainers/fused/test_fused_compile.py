@@ -197,7 +197,7 @@ def test_convolutions_compile(for_gpus, arch, channels):
     request = replace(REQUESTS["values of actions, of an image"], seen=Seen((source,)), num_features=size)
     found = plan(replace(request, shapes_seen=((10, 10, channels),)), limits, "bf16")
     (shape,) = found.shapes
-    row_tiles = found.row_tiles_of_images(shape, 1 << 20)
+    row_tiles = shape.row_tiles(1 << 20, 2, limits)
     constants = shape.kernel_constants(row_tiles, 2, limits)
     constants |= {"FULL_PRECISION": False, "IS_TANH": False, "GROUP_SIZE": 1, "PITCH": size, "STRIDE": size, "FIRST": 0}
     for kernel in ("conv_forward", "conv_backward"):

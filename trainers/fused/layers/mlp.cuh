@@ -24,6 +24,7 @@
 //   STAGE_PITCH, STAGE_FLOATS  of a warp's outputs in shared memory: a row's, all
 //   AT_ONCE1, AT_ONCE2         tiles of a hidden layer that are computed, and stand in a record, side by side
 //   WARPGROUPS                 whether four warps multiply together (mlp_by_warpgroups.cuh)
+//   ADDED_BYTES                of shared memory, for biases as they take them
 //
 //   Seen                       where rows are: one array of floats, or what layers/sources.cuh says (seen.py)
 //   GROUP_SIZE, FIRST_AGENT, ALL_AGENTS, SEEN_COLUMNS, FIRST_SEEN  as fused_act.cuh has them
@@ -71,6 +72,9 @@ static_assert(TILES1 % AT_ONCE1 == 0 && KEPT2 % AT_ONCE2 == 0, "tiles are left o
 struct Network {
     const Element *weight1, *weight2, *weight3;
     const float *bias1, *bias2, *bias3;
+#if BY_WARPGROUPS
+    const Element* added;  // of both hidden layers: see mlp_by_warpgroups.cuh
+#endif
     float* stage;  // of this warp
     char* free;    // shared memory after all that
 };
@@ -89,6 +93,10 @@ __device__ __forceinline__ const Element* place_weights(char*& shared, const Ele
     return place;
 }
 
+#if BY_WARPGROUPS
+__device__ __forceinline__ void write_added(Element* added, const float* biases);
+#endif
+
 // Every thread of the block calls it; before the weights are used, `wait_for_network`.
 __device__ __forceinline__ Network place_network(char* shared, const Element* weights, const float* biases)
 {
@@ -96,6 +104,11 @@ __device__ __forceinline__ Network place_network(char* shared, const Element* we
     network.weight1 = place_weights<SHARED1>(shared, weights, SIZE1);
     network.weight2 = place_weights<SHARED2>(shared, weights + SIZE1, SIZE2);
     network.weight3 = place_weights<SHARED3>(shared, weights + SIZE1 + SIZE2, SIZE3);
+#if BY_WARPGROUPS
+    network.added = (const Element*)shared;
+    write_added((Element*)shared, biases);
+    shared += ADDED_BYTES;
+#endif
     float* bias = (float*)shared;
     for (int i = threadIdx.x; i < NUM_BIASES; i += blockDim.x) bias[i] = biases[i];
     network.bias1 = bias;
@@ -127,15 +140,16 @@ __device__ __forceinline__ float slope(float activated)
 }
 
 // The deltas of two neighbours: the loss's derivatives by what they gave, times the activation's slope there.
-// A slope of 0 or 1 is applied to both at once; but warpgroups have no registers left for it.
+// A slope of 0 or 1 is applied to both at once, and by warpgroups that of tanh, too.
 __device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
 {
-    if constexpr (IS_TANH || WARPGROUPS) {
-        const FloatPair activated = unpack(gave);
-        return packed(low * slope(activated.low), high * slope(activated.high));
-    } else {
-        return where_positive(packed(low, high), gave);
-    }
+    if constexpr (!IS_TANH) return where_positive(packed(low, high), gave);
+#if BY_WARPGROUPS
+    return times_slope_of_tanh(packed(low, high), gave);
+#else
+    const FloatPair activated = unpack(gave);
+    return packed(low * slope(activated.low), high * slope(activated.high));
+#endif
 }
 
 __device__ __forceinline__ float normalised(float x, int column, const float* mean, const float* variance)

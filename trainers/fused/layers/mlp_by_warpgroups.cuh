@@ -27,24 +27,50 @@ struct LayerWeights {
     }
 };
 
+// A layer's biases, added by a product of their own: loads would come one after the other, with all else waiting. They
+// are weights, [row / 8][column / 8][8][8], of 16 inputs, of which the first three are 1: a number is the sum of three
+// bfloat16.
+static_assert(ADDED_BYTES == (TILES1 + TILES2) * 512, "biases have no room");
+__device__ __forceinline__ void write_added(Element* added, const float* biases)
+{
+    for (int i = threadIdx.x; i < ADDED_BYTES / 2; i += 32 * WARPS) {
+        const int column = i % 128 / 64 * 8 + i % 8;
+        float rest = biases[i / 128 * 8 + i % 64 / 8];
+        Pair part = packed(rest, 0.0f);
+        for (int k = 0; k < column; ++k) {
+            rest -= unpack(part).low;
+            part = packed(rest, 0.0f);
+        }
+        added[i] = column < 3 ? (Element)part : 0;
+    }
+}
+__device__ __forceinline__ void three_ones(Pair (&tile)[4])
+{
+    const int t = lane_index() & 3;
+    tile[0] = tile[1] = t == 0 ? 0x3f803f80u : t == 1 ? 0x3f80u : 0u;
+    tile[2] = tile[3] = 0u;
+}
+
 // One layer, GROUP_TILES of its tiles at once:
-//   start(n, sum)    if it STARTS, gives the sums of tiles n ..+GROUP_TILES-1 their first values; else they are 0
+//   added            biases, or null: then sums begin at 0
 //   before(n)        may add products of its own; tiles before n are finished
 //   finish(n, sum)   takes them
-template <bool STARTS, bool TRANSPOSED, int IN_TILES, int OUT_TILES, typename Start, typename Before, typename Finish>
+template <bool HAS_BIAS, bool TRANSPOSED, int IN_TILES, int OUT_TILES, typename Before, typename Finish>
 __device__ __forceinline__ void layer_by_group(
-    const Pair (&input)[IN_TILES][4], const Element* weights, Start start, Before before, Finish finish)
+    const Pair (&input)[IN_TILES][4], const Element* weights, const Element* added, Before before, Finish finish)
 {
     settle_input(input);
     const LayerWeights<TRANSPOSED> layer(weights, TRANSPOSED ? OUT_TILES : IN_TILES);
+    const LayerWeights<false> biases(added, 1);
+    Pair ones[4];
+    three_ones(ones);
 #pragma unroll
     for (int n = 0; n < OUT_TILES; n += GROUP_TILES) {
         float sum[NUM_SUMS_AT_ONCE][4];
-        start(n, sum);
-        if (STARTS) settle(sum);
         begin_products();
         before(n);
-        add_product<!STARTS, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(sum, input[0], layer.at(0, n), layer.across);
+        if (HAS_BIAS) add_product<true, false, 0, NUM_SUMS_AT_ONCE>(sum, ones, biases.at(0, n), biases.across);
+        add_product<!HAS_BIAS, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(sum, input[0], layer.at(0, n), layer.across);
 #pragma unroll
         for (int k = 1; k < IN_TILES; ++k) {
             add_product<false, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(sum, input[k], layer.at(k, n), layer.across);
@@ -54,17 +80,6 @@ __device__ __forceinline__ void layer_by_group(
         settle(sum);
         finish(n, sum);
         __syncwarp();  // what was stored until here goes now: put off, all stores would wait for each other
-    }
-}
-
-template <int BLOCKS>
-__device__ __forceinline__ void set_to_biases(float (&sum)[BLOCKS][4], const float* bias)
-{
-#pragma unroll
-    for (int i = 0; i < BLOCKS; ++i) {
-        const FloatPair start = *(const FloatPair*)(bias + i * 8 + 2 * (lane_index() & 3));
-        sum[i][0] = sum[i][2] = start.low;
-        sum[i][1] = sum[i][3] = start.high;
     }
 }
 
@@ -91,8 +106,7 @@ __device__ __forceinline__ void forward_by_group(
         load_all_features(features[0], fetched, 0, mean, variance);
         keep_features(features);
         layer_by_group<true, false, FEATURE_TILES, TILES1>(
-            features[0], network.weight1,
-            [&](int n, float(&sum)[NUM_SUMS_AT_ONCE][4]) { set_to_biases(sum, network.bias1 + 16 * n); }, nothing,
+            features[0], network.weight1, network.added, nothing,
             [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
                 Pair tiles[1][GROUP_TILES][4];
                 activate_sums(tiles[0], sum);
@@ -110,8 +124,7 @@ __device__ __forceinline__ void forward_by_group(
         }
     };
     layer_by_group<true, false, TILES1, KEPT2>(
-        hidden, network.weight2,
-        [&](int n, float(&sum)[NUM_SUMS_AT_ONCE][4]) { set_to_biases(sum, network.bias2 + 16 * n); },
+        hidden, network.weight2, network.added + TILES1 * 256,
         [&](int n) {
             if (n > 0) add_to_outputs(n - GROUP_TILES);
         },
