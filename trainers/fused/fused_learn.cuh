@@ -29,7 +29,6 @@
 //   MAX_LOG_RATIO                 where A2C's samples end to count, which it weighs by how likely they still are, or 0
 //   CLIPS_VALUE                   whether PPO's value may not move far
 //   HUBER_DELTA                   from which error on its square grows no more; 0: never
-//   SAMPLE_WORDS                  of shared memory, for what a row of WARPGROUPS brings besides its features
 //   HAS_ORDER, HAS_ACTIVE         whether there are such arrays
 //   CREDITS_TEAM                  whether the critic, a network of its own, learns from agents out of the game, too
 //   NORMALISES_ADVANTAGE, MIN_DEVIATION, NUM_SUMS  as advantage.cuh has them
@@ -139,7 +138,7 @@ __device__ __forceinline__ void backward_by_group(
 {
     const auto nothing = [](int) {};
     layer_by_group<false, true, NEXT_TILES, TILES>(
-        next[0], weights, nullptr, nothing,
+        next[0], weights, nullptr, 0, nothing,
         [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
             Pair tiles[1][GROUP_TILES][4];
 #pragma unroll
@@ -158,12 +157,6 @@ __device__ __forceinline__ void backward_by_group(
 #include "losses/policy_gradient.cuh"
 #endif
 #include "fused_sums.cuh"
-
-#if BY_WARPGROUPS
-// Whether actions come by way of shared memory, too.
-constexpr bool BRINGS_ACTIONS = 5 + NUM_HEADS <= SAMPLE_WORDS;
-static_assert(SAMPLE_WORDS >= 5 && sizeof(Action) == 4, "what a sample brings has no room");
-#endif
 
 //   shared              shared memory of the block
 //   block, num_blocks   which of how many work for this network
@@ -219,86 +212,41 @@ __device__ __forceinline__ void learn(
         return HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
     };
     const auto rows_of = [&](int index) { return find_rows(seen, active, index); };  // the warp's
-    const auto place_of_active = [&](int index) {
-        return (long long)(index / GROUP_SIZE) * ALL_AGENTS + FIRST_AGENT + index % GROUP_SIZE;
-    };
     const auto place_of_action = [&](int index) {
         const long long column = (long long)(index / GROUP_SIZE) * NUM_COLUMNS + FIRST_COLUMN + index % GROUP_SIZE;
         return (const Action*)action + column * NUM_HEADS;
     };
-    const bool asks_active = HAS_ACTIVE && !(CREDITS_TEAM && !HAS_POLICY_HERE);  // else who is out of the game counts, too
-    constexpr bool ASKS_OLD = IS_PPO || MAX_LOG_RATIO > 0.0f;
     const auto read_sample = [&](int index) {  // as memory has it; -1 for none
         Sample sample = {};
         sample.counts = index >= 0;
         if (index < 0) index = 0;
-        if (asks_active) sample.counts = sample.counts && active[place_of_active(index)];
+        if (HAS_ACTIVE && !(CREDITS_TEAM && !HAS_POLICY_HERE)) {  // else the critic learns of who is out of the game, too
+            const long long env_step = index / GROUP_SIZE;
+            sample.counts = sample.counts && active[env_step * ALL_AGENTS + FIRST_AGENT + index % GROUP_SIZE];
+        }
         sample.action = place_of_action(index);
         sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
         if (HAS_POLICY_HERE) {
             if (TAKES_EARLY) {
                 for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
             }
-            if (ASKS_OLD) sample.old_log_prob = log_prob[index];
+            if (IS_PPO || MAX_LOG_RATIO > 0.0f) sample.old_log_prob = log_prob[index];
             sample.advantage = advantage[index];
         }
         if (HAS_VALUE_HERE && IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
         if (HAS_VALUE_HERE || OF_VALUES) sample.target = target[index];
         return sample;
     };
-#if BY_WARPGROUPS
-    // The same by way of shared memory, of the next tile while this one is at work: registers would be too few.
-    unsigned* brought = (unsigned*)network.free + warp * (16 * SAMPLE_WORDS) + lane % 16;  // [word][row]
-    const auto bring_sample = [&](int index) {
-        if (index < 0) index = 0;
-        if (lane < 16) {
-            if (asks_active) start_copy_of_word(brought, (const unsigned*)active + place_of_active(index) / 4);
-            if (HAS_VALUE_HERE && IS_PPO && CLIPS_VALUE) start_copy_of_word(brought + 16, value + index);
-            if (HAS_VALUE_HERE || OF_VALUES) start_copy_of_word(brought + 32, target + index);
-        } else if (HAS_POLICY_HERE) {
-            if (ASKS_OLD) start_copy_of_word(brought + 48, log_prob + index);
-            start_copy_of_word(brought + 64, advantage + index);
-            for (int head = 0; BRINGS_ACTIONS && head < NUM_HEADS; ++head) {
-                start_copy_of_word(brought + 80 + 16 * head, place_of_action(index) + head);
-            }
-        }
-    };
-    const auto take_sample = [&](int index) {
-        wait_for_copies();
-        __syncwarp();
-        Sample sample = {};
-        sample.counts = index >= 0;
-        if (index < 0) index = 0;
-        if (asks_active) {
-            sample.counts = sample.counts && (brought[0] >> place_of_active(index) % 4 * 8 & 0xffu) != 0u;
-        }
-        sample.action = place_of_action(index);
-        sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
-        sample.old_value = __uint_as_float(brought[16]);
-        sample.target = __uint_as_float(brought[32]);
-        sample.old_log_prob = __uint_as_float(brought[48]);
-        sample.advantage = __uint_as_float(brought[64]);
-        for (int head = 0; HAS_POLICY_HERE && head < NUM_HEADS; ++head) {
-            sample.taken[head] = BRINGS_ACTIONS ? ((const Action*)brought)[80 + 16 * head] : sample.action[head];
-        }
-        return sample;
-    };
-#endif
     int next_index = sample_of(block);
     auto rows = given_rows(rows_of(next_index));  // of this tile; or overwritten before it is read
     Sample next_sample = {};
     if (FETCHES_BEFORE_SUMS) next_sample = read_sample(next_index);
-#if BY_WARPGROUPS
-    bring_sample(next_index);
-#endif
     for (int tile = block; (long long)tile * WARPS * WARP_ROWS < num_rows; tile += num_blocks) {
         const int first = (tile * WARPS + warp) * WARP_ROWS;
         const int index = next_index;
         next_index = sample_of(tile + num_blocks);
 
-#if !BY_WARPGROUPS
         Sample sample = FETCHES_BEFORE_SUMS ? next_sample : read_sample(index);
-#endif
         if constexpr (!WARPGROUPS && !FETCHES_BEFORE_SUMS) rows = given_rows(rows_of(index));
 
         // The record of row g of the first tile. There is room for those of rows that are none.
@@ -352,7 +300,7 @@ __device__ __forceinline__ void learn(
 
         if (!FETCHES_BEFORE_SUMS && next_index >= 0) {  // what the next tile begins with
             if (!BY_LAYERS) fetch_row_ahead(seen, next_index);
-            if (!WARPGROUPS && HAS_ORDER) {
+            if (HAS_ORDER) {
                 if (HAS_POLICY_HERE) {
                     fetch_ahead(place_of_action(next_index));
                     fetch_ahead(log_prob + next_index);
@@ -364,18 +312,12 @@ __device__ __forceinline__ void learn(
                 }
             }
         }
-#if BY_WARPGROUPS
-        Sample sample = take_sample(index);
-#endif
         sample.share = sample.counts ? (CREDITS_TEAM && !HAS_POLICY_HERE ? share_of_value : scale.share) : 0.0f;
         sample.advantage = (sample.advantage - scale.mean) / scale.deviation;
         sample.target = (sample.target - value_mean) / value_deviation;
         const float loss = differentiate(is_critic, output, sample, turn, entropy_coeff, vf_loss_coeff, clip, figure);
         if (sample.share != 0.0f && !isfinite(loss) && halted[0] == 0.0f) atomicMin(first_loss, (long long)index);
         __syncwarp();
-#if BY_WARPGROUPS
-        bring_sample(next_index);
-#endif
         Pair delta_out[ROW_TILES][OUTPUT_TILES][4];
 #pragma unroll
         for (int k = 0; k < OUTPUT_TILES; ++k) {

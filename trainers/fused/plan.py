@@ -22,7 +22,7 @@ from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, War
 from trainers.fused.learning_plan import NUM_FIGURES, GradientPlan, LearningPlan, Part
 from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
 from trainers.fused.seen import Gathered, Seen, plain
-from trainers.fused.shape import SAMPLE_WORDS, STAGE_ROWS, WARPS, Shape, Way, tiles_together, to_tiles
+from trainers.fused.shape import STAGE_ROWS, WARPS, Shape, Way, tiles_together, to_tiles
 from trainers.heads import CategoricalHeads, GaussianHead, make_head
 from trainers.networks import find_network
 from trainers.networks.cnn import CNN
@@ -50,6 +50,8 @@ WIDEST_OF_TWO_TILES = {"act": 128, "learn": 32}
 """The widest layer for which a warp's registers hold 32 samples at once, by kernel."""
 MAX_BLOCKS_A_WARP = 14
 """Of 16 x 16 sums: what a warp's registers hold beside a network's activations. Wider networks write records."""
+GROUP_TILES = 4
+"""Of a layer, which warps that multiply in fours compute at once."""
 MAX_RECORDS = 1 << 20
 """Samples whose records are in memory at once."""
 
@@ -372,23 +374,19 @@ class Plan:
         row_tiles = 2 if max(shape.widths) <= WIDEST_OF_TWO_TILES["learn"] else 1
         records = 16 * WARPS * row_tiles * shape.pitch("registers", element_bytes) * element_bytes
         needed = shape.stage_bytes(row_tiles) + records + shape.num_elements * element_bytes
-        by_groups = self._suits_warpgroups(shape)
         fits = needed <= limits.shared_bytes and -(-shape.num_blocks // WARPS) <= MAX_BLOCKS_A_WARP
-        accumulates = fits and not by_groups
+        accumulates = fits and not self._suits_warpgroups(shape)
         if not accumulates:
-            row_tiles, records = 1, 64 * WARPS * SAMPLE_WORDS if by_groups else 0
-        group_tiles = 8 if shape.tiles[3] == 1 else 4  # more outputs take the registers
-        constants, num_bytes = self._part(shape, row_tiles, records, not accumulates, group_tiles)
+            row_tiles, records = 1, 0
+        constants, num_bytes = self._part(shape, row_tiles, records, not accumulates)
         way = "registers" if accumulates else "pieces" if constants["WARPGROUPS"] else "records"
-        constants |= {"ACCUMULATES": accumulates, "NUM_FIGURES": NUM_FIGURES, "SAMPLE_WORDS": SAMPLE_WORDS}
+        constants |= {"ACCUMULATES": accumulates, "NUM_FIGURES": NUM_FIGURES}
         return way, constants | shape.constants_of_record(way, element_bytes), num_bytes
 
     def _suits_warpgroups(self, shape: Shape) -> bool:
         return self.limits.has_warpgroups and self.element_bytes == 2 and shape.suits_warpgroups
 
-    def _part(
-        self, shape: Shape, row_tiles: int, taken_bytes: int, in_fours: bool, group_tiles: int = 8
-    ) -> tuple[dict[str, Constant], int]:
+    def _part(self, shape: Shape, row_tiles: int, taken_bytes: int, in_fours: bool) -> tuple[dict[str, Constant], int]:
         """Constants of layers/mlp.cuh, and the shared memory that a block needs.
 
         Layers whose weights do not fit stay in global memory.
@@ -397,10 +395,9 @@ class Plan:
             row_tiles: of 16 samples, which a warp carries at once.
             taken_bytes: of shared memory, by what is neither weights nor outputs.
             in_fours: whether warps may multiply by fours, where the device's can and the network suits them.
-            group_tiles: of a layer, which they then compute at once.
         """
         in_fours = in_fours and self._suits_warpgroups(shape) and row_tiles == 1
-        added_bytes = 512 * sum(shape.tiles[1:3]) if in_fours else 0
+        added_bytes = 256 * (1 + sum(shape.tiles[1:3])) if in_fours else 0
         taken_bytes += shape.stage_bytes(row_tiles) + added_bytes
         is_shared = [False] * 3
         for layer in (1, 2, 0):  # the largest that is read most often first
@@ -419,9 +416,9 @@ class Plan:
             "ADDED_BYTES": added_bytes,
             "LAYERS": isinstance(shape, LayersShape),
             "GIVES_VALUES": self.request.gives_values,
-            "GROUP_TILES": group_tiles,
-            "AT_ONCE1": group_tiles if in_fours else tiles_together(first),
-            "AT_ONCE2": group_tiles if in_fours else tiles_together(second or 1),
+            "GROUP_TILES": GROUP_TILES,
+            "AT_ONCE1": GROUP_TILES if in_fours else tiles_together(first),
+            "AT_ONCE2": GROUP_TILES if in_fours else tiles_together(second or 1),
         }
         return constants, taken_bytes
 
@@ -438,11 +435,9 @@ def plan_acting(networks: Sequence[tuple[Plan, Shape, int]]) -> tuple[list[Part]
     has_many = rows > MANY_ROWS * WARPS * limits.num_multiprocessors
     fits = max(shape.stage_bytes(2) for _, shape, _ in networks) <= limits.shared_bytes
     row_tiles = 2 if has_many and widest <= WIDEST_OF_TWO_TILES["act"] and fits else 1
-    group_tiles = 4 if widest <= 128 else 8  # where two blocks have the registers
-    found = [one._part(shape, row_tiles, 0, True, group_tiles) for one, shape, _ in networks]
+    found = [one._part(shape, row_tiles, 0, in_fours=True) for one, shape, _ in networks]
     at_once = limits.blocks_at_once(max(num_bytes for _, num_bytes in found))
-    work = [num_rows * shape.work for _, shape, num_rows in networks]
-    blocks = split_blocks(at_once * limits.num_multiprocessors, work)
+    blocks = split_blocks(at_once * limits.num_multiprocessors, [rows * shape.work for _, shape, rows in networks])
     parts = []
     for (one, shape, num_rows), (constants, num_bytes), count in zip(networks, found, blocks, strict=True):
         num_tiles = -(-num_rows // (16 * row_tiles))

@@ -14,8 +14,6 @@ from warpdrive.function_manager import Constant
 
 WARPS = 8
 """Of a block: with 255 registers a lane, as many as a multiprocessor holds."""
-SAMPLE_WORDS = 7
-"""Of a sample, besides its features, that warpgroups bring to shared memory: five, and up to two actions."""
 STAGE_ROWS, HEAD_BYTES = 64, 512
 """Samples whose records a block of `products` multiplies at once; its shared memory before the first of them."""
 OF_LAYER2 = {1: 0.8, 2: 0.86}

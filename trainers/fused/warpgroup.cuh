@@ -59,7 +59,8 @@ __device__ __forceinline__ void settle(float (&sum)[BLOCKS][4])
     }
 }
 
-// Makes the compiler have these tiles of A ready by now: before the next `begin_products`.
+// Makes the compiler have these tiles of A ready by now, before the next `begin_products`; and, once more after the wait
+// for products of them, keep the registers until then: it knows of no product that goes on reading.
 template <int TILES>
 __device__ __forceinline__ void settle_input(const unsigned (&tiles)[TILES][4])
 {
@@ -117,24 +118,32 @@ __device__ __forceinline__ void add_product(
     }
 }
 
-// The same of two matrices in shared memory whose blocks' rows are what is summed over.
+// The same of two matrices in shared memory; IS_ROWS of either.
+template <bool SETS, bool IS_ROWS, int FIRST, int COUNT, int BLOCKS>
+__device__ __forceinline__ void add_product_in_shared(
+    float (&sum)[BLOCKS][4], unsigned long long a, unsigned long long b, int across)
+{
+    constexpr int COLUMNS = widest_product(8 * COUNT);
+#define FROM_SHARED(COLUMNS, a0, b0, adds, turns)                                                                      \
+    asm volatile(PRODUCT(COLUMNS) "%" #a0 ", %" #b0 ", %" #adds ", 1, 1, %" #turns ", %" #turns ";"                    \
+                 : SUM_##COLUMNS(FIRST)                                                                                \
+                 : "l"(a), "l"(b), "n"(SETS ? 0 : 1), "n"(IS_ROWS ? 1 : 0))
+    if constexpr (COLUMNS == 128) FROM_SHARED(128, 64, 65, 66, 67);
+    if constexpr (COLUMNS == 64) FROM_SHARED(64, 32, 33, 34, 35);
+    if constexpr (COLUMNS == 32) FROM_SHARED(32, 16, 17, 18, 19);
+    if constexpr (COLUMNS == 16) FROM_SHARED(16, 8, 9, 10, 11);
+    if constexpr (COLUMNS == 8) FROM_SHARED(8, 4, 5, 6, 7);
+#undef FROM_SHARED
+    constexpr int DONE = COLUMNS / 8;
+    if constexpr (DONE < COUNT) {
+        add_product_in_shared<SETS, IS_ROWS, FIRST + DONE, COUNT - DONE>(sum, a, moved(b, DONE * across), across);
+    }
+}
 template <int FIRST, int COUNT, int BLOCKS>
 __device__ __forceinline__ void add_product_of_rows(
     float (&sum)[BLOCKS][4], unsigned long long a, unsigned long long b, int across)
 {
-    constexpr int COLUMNS = widest_product(8 * COUNT);
-#define FROM_SHARED(COLUMNS, a0, b0)                                                                                   \
-    asm volatile(PRODUCT(COLUMNS) "%" #a0 ", %" #b0 ", 1, 1, 1, 1, 1;" : SUM_##COLUMNS(FIRST) : "l"(a), "l"(b))
-    if constexpr (COLUMNS == 128) FROM_SHARED(128, 64, 65);
-    if constexpr (COLUMNS == 64) FROM_SHARED(64, 32, 33);
-    if constexpr (COLUMNS == 32) FROM_SHARED(32, 16, 17);
-    if constexpr (COLUMNS == 16) FROM_SHARED(16, 8, 9);
-    if constexpr (COLUMNS == 8) FROM_SHARED(8, 4, 5);
-#undef FROM_SHARED
-    constexpr int DONE = COLUMNS / 8;
-    if constexpr (DONE < COUNT) {
-        add_product_of_rows<FIRST + DONE, COUNT - DONE>(sum, a, moved(b, DONE * across), across);
-    }
+    add_product_in_shared<false, true, FIRST, COUNT>(sum, a, b, across);
 }
 
 // Deltas, two at once, times the slope of tanh where it gave this.
@@ -150,13 +159,6 @@ __device__ __forceinline__ unsigned times_slope_of_tanh(unsigned pair, unsigned 
         : "=r"(product)
         : "r"(pair), "r"(gave), "r"(0x3f803f80u));
     return product;
-}
-
-// A number from global to shared memory, as `start_copy` has 16 bytes.
-__device__ __forceinline__ void start_copy_of_word(void* shared, const void* global)
-{
-    const unsigned address = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(global) : "memory");
 }
 
 // Four 8 x 8 matrices to shared memory; `row` as `load_matrices` has it.

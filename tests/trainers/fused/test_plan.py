@@ -193,11 +193,11 @@ FITS = [
     (MIDDLE, "sm_89", "records", (True, True, True), 23_616, 2),
     (MIDDLE, "sm_90", "registers", (True, True, True), 113_728, 2),
     # Its layers are 40, 128 and 8 KiB, of which the second comes first, then the last; outputs 10.6. Where warps
-    # multiply in fours, what samples bring is 3.5 KiB, and biases as products take them are 16.
+    # multiply in fours, biases as products take them are 8.
     (WIDE, "sm_80", "records", (False, True, True), 150_080, 1),
     (WIDE, "sm_86", "records", (True, False, True), 59_968, 1),
     (WIDE, "sm_89", "records", (True, False, True), 59_968, 1),
-    (WIDE, "sm_90", "pieces", (True, True, True), 211_008, 1),
+    (WIDE, "sm_90", "pieces", (True, True, True), 199_488, 1),
 ]
 
 

@@ -28,59 +28,67 @@ struct LayerWeights {
 };
 
 // A layer's biases, added by a product of their own: loads would come one after the other, with all else waiting. They
-// are weights, [row / 8][column / 8][8][8], of 16 inputs, of which the first three are 1: a number is the sum of three
-// bfloat16.
-static_assert(ADDED_BYTES == (TILES1 + TILES2) * 512, "biases have no room");
+// are weights, [row / 8][8][8], of inputs of which the first three are 1, for a number is the sum of three bfloat16, and
+// all others 0. Those inputs are a block of 8 x 8 and one of zeros, which serve all rows, and stand first.
+constexpr int INPUTS_BYTES = 256;
+static_assert(ADDED_BYTES == INPUTS_BYTES + (TILES1 + TILES2) * 256, "biases have no room");
 __device__ __forceinline__ void write_added(Element* added, const float* biases)
 {
-    for (int i = threadIdx.x; i < ADDED_BYTES / 2; i += 32 * WARPS) {
-        const int column = i % 128 / 64 * 8 + i % 8;
-        float rest = biases[i / 128 * 8 + i % 64 / 8];
-        Pair part = packed(rest, 0.0f);
-        for (int k = 0; k < column; ++k) {
-            rest -= unpack(part).low;
-            part = packed(rest, 0.0f);
-        }
-        added[i] = column < 3 ? (Element)part : 0;
+    Bytes16* inputs = (Bytes16*)added;
+    const unsigned shown = threadIdx.x < 8 ? 0xffffffffu : 0u;
+    if (threadIdx.x < 16) inputs[threadIdx.x] = {{shown & 0x3f803f80u, shown & 0x3f80u, 0u, 0u}};
+    for (int row = threadIdx.x; row < (TILES1 + TILES2) * 16; row += 32 * WARPS) {
+        const float bias = biases[row];
+        const float rest = bias - unpack(packed(bias, 0.0f)).low;
+        const float last = rest - unpack(packed(rest, 0.0f)).low;
+        inputs[16 + row] = {{packed(bias, rest), packed(last, 0.0f), 0u, 0u}};
     }
 }
-__device__ __forceinline__ void three_ones(Pair (&tile)[4])
-{
-    const int t = lane_index() & 3;
-    tile[0] = tile[1] = t == 0 ? 0x3f803f80u : t == 1 ? 0x3f80u : 0u;
-    tile[2] = tile[3] = 0u;
-}
 
-// One layer, GROUP_TILES of its tiles at once:
-//   added            biases, or null: then sums begin at 0
-//   before(n)        may add products of its own; tiles before n are finished
-//   finish(n, sum)   takes them
+// One layer, GROUP_TILES of its tiles at once. Products of the next tiles are under way while `finish` has the sums of
+// these; that keeps tensor cores busy, and takes no more registers than twice as many tiles in one go.
+//   added, bias      `added` of the network and the first of the layer's biases, if it HAS_BIAS; else sums begin at 0
+//   before(n)        may add products of its own; tiles before n - GROUP_TILES are finished
+//   finish(n, sum)   takes sums
 template <bool HAS_BIAS, bool TRANSPOSED, int IN_TILES, int OUT_TILES, typename Before, typename Finish>
 __device__ __forceinline__ void layer_by_group(
-    const Pair (&input)[IN_TILES][4], const Element* weights, const Element* added, Before before, Finish finish)
+    const Pair (&input)[IN_TILES][4], const Element* weights, const Element* added, int bias, Before before,
+    Finish finish)
 {
+    static_assert(OUT_TILES % GROUP_TILES == 0, "tiles are left over");
     settle_input(input);
     const LayerWeights<TRANSPOSED> layer(weights, TRANSPOSED ? OUT_TILES : IN_TILES);
-    const LayerWeights<false> biases(added, 1);
-    Pair ones[4];
-    three_ones(ones);
+    const unsigned long long ones = describe(added, 128, 0);
+    const unsigned long long biases = describe((const char*)added + INPUTS_BYTES + 16 * bias, 0, 128);
+    float sums[2][NUM_SUMS_AT_ONCE][4];
+    const auto finish_group = [&](int n) {
+        float(&sum)[NUM_SUMS_AT_ONCE][4] = sums[n / GROUP_TILES % 2];
+        settle(sum);
+        finish(n, sum);
+        __syncwarp();  // what was stored until here goes now: put off, all stores would wait for each other
+    };
 #pragma unroll
     for (int n = 0; n < OUT_TILES; n += GROUP_TILES) {
-        float sum[NUM_SUMS_AT_ONCE][4];
+        float(&sum)[NUM_SUMS_AT_ONCE][4] = sums[n / GROUP_TILES % 2];
+#pragma unroll
+        for (int i = 0; i < 4 * NUM_SUMS_AT_ONCE; ++i) sum[i / 4][i % 4] = 0.0f;  // ptxas loses products of sums never set
         begin_products();
         before(n);
-        if (HAS_BIAS) add_product<true, false, 0, NUM_SUMS_AT_ONCE>(sum, ones, biases.at(0, n), biases.across);
+        if (HAS_BIAS) add_product_in_shared<true, false, 0, NUM_SUMS_AT_ONCE>(sum, ones, moved(biases, n * 256), 128);
         add_product<!HAS_BIAS, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(sum, input[0], layer.at(0, n), layer.across);
 #pragma unroll
         for (int k = 1; k < IN_TILES; ++k) {
             add_product<false, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(sum, input[k], layer.at(k, n), layer.across);
         }
         end_products();
-        wait_for_products<0>();
-        settle(sum);
-        finish(n, sum);
-        __syncwarp();  // what was stored until here goes now: put off, all stores would wait for each other
+        if (n > 0) {
+            wait_for_products<1>();
+            finish_group(n - GROUP_TILES);
+        }
     }
+    wait_for_products<0>();
+    settle_input(input);  // products have read these registers by now, and no sooner
+    finish_group(OUT_TILES - GROUP_TILES);
 }
 
 __device__ __forceinline__ void activate_sums(Pair (&tiles)[GROUP_TILES][4], const float (&sum)[NUM_SUMS_AT_ONCE][4])
@@ -106,7 +114,7 @@ __device__ __forceinline__ void forward_by_group(
         load_all_features(features[0], fetched, 0, mean, variance);
         keep_features(features);
         layer_by_group<true, false, FEATURE_TILES, TILES1>(
-            features[0], network.weight1, network.added, nothing,
+            features[0], network.weight1, network.added, 0, nothing,
             [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
                 Pair tiles[1][GROUP_TILES][4];
                 activate_sums(tiles[0], sum);
@@ -124,9 +132,9 @@ __device__ __forceinline__ void forward_by_group(
         }
     };
     layer_by_group<true, false, TILES1, KEPT2>(
-        hidden, network.weight2, network.added + TILES1 * 256,
+        hidden, network.weight2, network.added, TILES1 * 16,
         [&](int n) {
-            if (n > 0) add_to_outputs(n - GROUP_TILES);
+            if (n > GROUP_TILES) add_to_outputs(n - 2 * GROUP_TILES);
         },
         [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
             Pair tiles[1][GROUP_TILES][4];
@@ -135,7 +143,9 @@ __device__ __forceinline__ void forward_by_group(
             copy_tiles(hidden2, n, tiles[0]);
         });
     settle(output[0]);
+    settle_input(hidden2);
     begin_products();
+    if (KEPT2 > GROUP_TILES) add_to_outputs(KEPT2 - 2 * GROUP_TILES);
     add_to_outputs(KEPT2 - GROUP_TILES);
     end_products();
     wait_for_products<0>();
