@@ -7,8 +7,8 @@
 //
 // If it ACCUMULATES, a block keeps the records of its samples in shared memory, and adds their products to sums in
 // registers. Else records go to global memory: a matrix library, or fused_products.cuh, sums their products up.
-// Those of WARPGROUPS lie there in blocks of 64 samples, [column / 8][sample][column % 8], without hidden 1 and delta 2,
-// which fused_products.cuh makes anew.
+// Those of WARPGROUPS lie there in blocks of 64 samples, [column / 8][sample][column % 8]; without hidden 1 and delta 2
+// where fused_products.cuh MAKES them anew.
 // Of a network BY_LAYERS a record is the delta of the outputs alone: its forward and backward passes are not made here.
 //
 // Constants, besides those of layers/mlp.cuh and of the heads (OF_BOX, for the preprocessor, says which; OF_VALUES that
@@ -17,6 +17,7 @@
 //   HIDDEN1_AT, HIDDEN2_AT, DELTA1_AT, DELTA2_AT, DELTA_OUT_AT
 //                                 where each part of the record begins; the features begin it
 //   RECORD, PITCH                 elements of a record, and from one to the next
+//   MAKES                         see above
 //   AT_ONCE0, ONES_AT             tiles of features that stand side by side; where the column of ones stands
 //   BLOCKS2_AT, BLOCKS3_AT, BIASES_AT, NUM_BLOCKS
 //                                 where blocks of the gradient begin, and how many there are (fused_sums.cuh)
@@ -44,10 +45,10 @@ constexpr int WARP_ROWS = 16 * ROW_TILES;
 static_assert(
     !CREDITS_TEAM || NUM_OUTPUTS == 0 || !HAS_VALUE || IS_EITHER, "actor and critic count samples alike");
 static_assert(HIDDEN1_AT == (BY_LAYERS ? 0 : FEATURE_TILES * 16), "columns of a record meet");
-static_assert(HIDDEN2_AT - HIDDEN1_AT == (WARPGROUPS ? 0 : TILES1 * 16), "columns of a record meet");
+static_assert(HIDDEN2_AT - HIDDEN1_AT == (MAKES ? 0 : TILES1 * 16), "columns of a record meet");
 static_assert(DELTA1_AT - HIDDEN2_AT == TILES2 * 16, "columns of a record meet");
 static_assert(DELTA2_AT - DELTA1_AT == TILES1 * 16, "columns of a record meet");
-static_assert(DELTA_OUT_AT - DELTA2_AT == (WARPGROUPS ? 0 : TILES2 * 16), "columns of a record meet");
+static_assert(DELTA_OUT_AT - DELTA2_AT == (MAKES ? 0 : TILES2 * 16), "columns of a record meet");
 static_assert(RECORD - DELTA_OUT_AT == OUTPUT_TILES * 16, "columns of a record meet");
 static_assert(PITCH >= RECORD && (ACCUMULATES || PITCH == RECORD), "records meet");
 static_assert(!SWIZZLES || PITCH % 64 == 32, "`swizzle` needs an odd multiple of 64 bytes");
@@ -284,10 +285,9 @@ __device__ __forceinline__ void learn(
         forward(
             network, rows, mean, variance, keep_features,
             [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
+                if (!MAKES) keep(record, HIDDEN1_AT + 16 * n, tiles, zero);
 #if BY_WARPGROUPS
                 copy_tiles(hidden1, n, tiles[0]);
-#else
-                keep(record, HIDDEN1_AT + 16 * n, tiles, zero);
 #endif
             },
             [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
@@ -342,7 +342,11 @@ __device__ __forceinline__ void learn(
                 for (int r = 0; r < ROW_TILES; ++r) copy_tiles(delta2[r], n, tiles[r]);
             };
 #if BY_WARPGROUPS
-            backward_by_group<KEPT2, OUTPUT_TILES>(hidden2, delta_out, network.weight3, remember);
+            backward_by_group<KEPT2, OUTPUT_TILES>(
+                hidden2, delta_out, network.weight3, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
+                    if (!MAKES) keep(record, DELTA2_AT + 16 * n, tiles, zero);
+                    remember(n, tiles);
+                });
             rows = fetch_features(rows_of(next_index));  // of the next tile
             backward_by_group<TILES1, KEPT2>(
                 hidden1, delta2, network.weight2, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {

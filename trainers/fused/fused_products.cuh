@@ -5,9 +5,9 @@
 // time. A piece is one of
 //   128 columns of deltas 2 by all of hidden 1, and the same columns of hidden 2 by all deltas of the outputs
 //   all of deltas 1 by all features; one piece of a network
-// Hidden 1 and deltas 2 are no part of a record: a block makes its own out of the features, and out of hidden 2 and the
-// deltas of the outputs, while products of the 64 samples before are under way. That costs less than to write and read
-// them. Column sums, the biases' gradient, are products with ones, as is the column of ones among the features.
+// Where it MAKES them, hidden 1 and deltas 2 are no part of a record: a block makes its own out of the features, and out
+// of hidden 2 and the deltas of the outputs, while products of the 64 samples before are under way. Column sums, the
+// biases' gradient, are products with ones, as is the column of ones among the features.
 //
 // Constants, besides those of layers/mlp.cuh, and of fused_learn.cuh those of records:
 //   PIECES2                  pieces of the first kind
@@ -15,7 +15,8 @@
 //   BIAS2_AT, WEIGHT1_AT, WEIGHT3_AT, BIAS3_AT, PART
 //                            where the products begin in a part of the gradient, and its size
 //   TILE_BYTES               of 16 columns of 64 samples
-//   HEAD_BYTES, MADE_BYTES   of shared memory before anything else; and of layer 1's weights and two times hidden 1
+//   HEAD_BYTES, MADE_BYTES   of shared memory before anything else; and of layer 1's weights and two times hidden 1, if
+//                            it MAKES them
 //   STAGES2, STAGES1         how many times what a piece of either kind needs of 64 samples is there at once
 //   STAGE_BYTES2, STAGE_BYTES1
 //                            of shared memory for each
@@ -37,21 +38,13 @@ constexpr int RECORD_TILES = RECORD / 16;
 constexpr int ACROSS = 1024;  // bytes of shared memory from 8 columns of 64 samples to the next 8
 constexpr int GIVEN_BYTES = TILES1 * TILE_BYTES;
 static_assert(TILE_BYTES == 16 * 64 * 2, "a tile is 16 columns of 64 samples");
-static_assert(MADE_BYTES == 2 * SIZE1 + 2 * GIVEN_BYTES, "what blocks make has no room");
-static_assert(STAGE_BYTES2 >= (8 + FEATURE_TILES + OUTPUT_TILES) * TILE_BYTES, "a stage has no room for a piece");
+static_assert(MADE_BYTES == (MAKES ? 2 * SIZE1 + 2 * GIVEN_BYTES : 0), "what blocks make has no room");
+static_assert(
+    STAGE_BYTES2 >= (8 + (MAKES ? FEATURE_TILES : 8 + TILES1) + OUTPUT_TILES) * TILE_BYTES,
+    "a stage has no room for a piece");
 static_assert(STAGE_BYTES1 >= (TILES1 + FEATURE_TILES + OUTPUT_TILES) * TILE_BYTES, "a stage has no room for a piece");
 static_assert(HEAD_BYTES >= 256 + 8 * (STAGES1 > STAGES2 ? STAGES1 : STAGES2), "arrivals have no room");
 static_assert(WARPS == 8, "two warpgroups have the columns of a piece between them");
-
-// The column that stands at a place of a record's part, which place_of_column<COUNT> says the other way.
-template <int COUNT>
-__device__ constexpr int column_at(int place)
-{
-    constexpr int A_LANE = 4 * COUNT;
-    const int within = place % (16 * COUNT);
-    return place - within + within % A_LANE / 2 * 8 + within / A_LANE * 2 + within % 2;
-}
-static_assert(place_of_column<2>(column_at<2>(45)) == 45 && place_of_column<1>(column_at<1>(27)) == 27, "not inverse");
 
 // What a stage of shared memory holds of 64 samples: some tiles of their records, one slab behind the other.
 struct Slab {
@@ -97,6 +90,23 @@ struct Supply {
         for (int i = 0; i < STAGES && i < count(); ++i) fill(i);
     }
 };
+
+// Goes through all that a supply brings: calls add(stage), which issues products.
+template <int STAGES, int STAGE_BYTES, int COUNT, typename Add>
+__device__ __forceinline__ void go_through(const Supply<STAGES, STAGE_BYTES, COUNT>& supply, Add add)
+{
+    const int count = supply.count();
+    for (int i = 0; i < count; ++i) {
+        supply.wait(i);
+        begin_products();
+        add(supply.stage(i));
+        end_products();
+        wait_for_products<0>();
+        __syncthreads();
+        if (threadIdx.x == 0 && i + STAGES < count) supply.fill(i + STAGES);
+        __syncwarp();
+    }
+}
 
 // Sums of 64 rows by 8 COUNT columns, to [.., pitch] floats, or from there; `out` is where the warpgroup's begin.
 template <int COUNT, typename Each>
@@ -144,162 +154,22 @@ __device__ __forceinline__ void write_row_sums(float (&sum)[1][4], float* out)
     place[8] = sum[0][2];
 }
 
-// c = start + a b, where `start` is of two columns, whatever the row.
-__device__ __forceinline__ void multiply_first(float (&c)[4], const Pair (&a)[4], Pair b_low, Pair b_high, FloatPair start)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%10, %11, %10, %11};"
-        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high), "f"(start.low), "f"(start.high));
-}
+// What comes of 64 columns of deltas 2, and of hidden 2, from `row` on.
+struct SumsOfDeltas2 {
+    float weight2[TILES1 * 2][4], weight3[OUTPUT_TILES * 2][4], bias2[1][4];
 
-// Layer 1's weights in shared memory, rows and columns as records have them: [row / 8][column / 8][8][8].
-__device__ __forceinline__ void place_first_layer(Element* shared, const Element* weights)
-{
-    constexpr int BLOCKS = 2 * FEATURE_TILES;
-#pragma unroll 16
-    for (int i = threadIdx.x; i < SIZE1; i += 32 * WARPS) {
-        const int block = i / 64;
-        const int row = column_at<2>(block / BLOCKS * 8 + i % 64 / 8);
-        const int column = column_at<AT_ONCE0>(block % BLOCKS * 8 + i % 8);
-        shared[i] = weights[(row / 8 * BLOCKS + column / 8) * 64 + row % 8 * 8 + column % 8];
-    }
-}
-
-// Hidden 1, as fused_learn.cuh made it. A warp makes an eighth of its columns, of all 64 samples.
-struct FirstLayer {
-    static constexpr int PAIRS = TILES1 / 8;                 // of 8 columns: a warp's
-    static constexpr bool KEEPS = FEATURE_TILES <= 2;        // its weights in registers
-    static constexpr int KEPT = KEEPS ? FEATURE_TILES : 1;
-    const Element* weights;  // in shared memory
-    Pair kept[KEPT][PAIRS][4];
-    FloatPair bias[2 * PAIRS];
-
-    __device__ __forceinline__ FirstLayer(const Element* weights, const float* biases) : weights(weights)
+    __device__ __forceinline__ void begin(float* part, int row, bool goes_on)
     {
-        const int first = (threadIdx.x >> 5) * PAIRS * 16 + 2 * (lane_index() & 3);
-#pragma unroll
-        for (int i = 0; i < 2 * PAIRS; ++i) {
-            bias[i] = {biases[column_at<2>(first + 8 * i)], biases[column_at<2>(first + 8 * i + 1)]};
-        }
-        if constexpr (KEEPS) {
-#pragma unroll
-            for (int k = 0; k < FEATURE_TILES; ++k) {
-#pragma unroll
-                for (int i = 0; i < PAIRS; ++i) load(kept[k][i], k, i);
-            }
-        }
+        begin_sums(weight2, part + row * (TILES1 * 16), TILES1 * 16, goes_on);
+        begin_sums(weight3, part + WEIGHT3_AT + row * (OUTPUT_TILES * 16), OUTPUT_TILES * 16, goes_on);
+        begin_row_sums(bias2, part + BIAS2_AT + row, goes_on);
     }
-    __device__ __forceinline__ void load(Pair (&b)[4], int k, int i) const
+    __device__ __forceinline__ void write(float* part, int row)
     {
-        load_weights<false, true>(b, weights, 2 * ((threadIdx.x >> 5) * PAIRS + i), 2 * k, 2 * FEATURE_TILES);
+        write_sums(weight2, part + row * (TILES1 * 16), TILES1 * 16);
+        write_sums(weight3, part + WEIGHT3_AT + row * (OUTPUT_TILES * 16), OUTPUT_TILES * 16);
+        write_row_sums(bias2, part + BIAS2_AT + row);
     }
-
-    // What goes into the activation, of 32 samples from `row` on.
-    //   features  [column / 8][64][8]
-    __device__ __forceinline__ void sum_up(
-        float (&sum)[2][2 * PAIRS][4], const Element* features, int row) const
-    {
-        const int lane = lane_index();
-#pragma unroll
-        for (int k = 0; k < FEATURE_TILES; ++k) {
-            Pair a[2][4];
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                load_matrices<false>(a[r], features + (2 * k + (lane >> 4)) * 512 + (row + 16 * r + (lane & 15)) * 8);
-            }
-#pragma unroll
-            for (int i = 0; i < PAIRS; ++i) {
-                Pair b[4];
-                if constexpr (KEEPS) {
-                    for (int j = 0; j < 4; ++j) b[j] = kept[k][i][j];
-                } else {
-                    load(b, k, i);
-                }
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    if (k == 0) {
-                        multiply_first(sum[r][2 * i], a[r], b[0], b[1], bias[2 * i]);
-                        multiply_first(sum[r][2 * i + 1], a[r], b[2], b[3], bias[2 * i + 1]);
-                    } else {
-                        multiply(sum[r][2 * i], a[r], b[0], b[1]);
-                        multiply(sum[r][2 * i + 1], a[r], b[2], b[3]);
-                    }
-                }
-            }
-        }
-    }
-    // Their hidden 1.
-    //   hidden  [column / 8][64][8]
-    __device__ __forceinline__ void activate_all(const float (&sum)[2][2 * PAIRS][4], Element* hidden, int row) const
-    {
-        const int lane = lane_index();
-        const int first = (threadIdx.x >> 5) * PAIRS * 2;  // of 8 columns
-#pragma unroll
-        for (int i = 0; i < 2 * PAIRS; ++i) {
-            const float(&of)[4] = sum[i & 1][i / 2 * 2];
-            const float(&next)[4] = sum[i & 1][i / 2 * 2 + 1];
-            const Pair tile[4] = {
-                packed(activate(of[0]), activate(of[1])), packed(activate(of[2]), activate(of[3])),
-                packed(activate(next[0]), activate(next[1])), packed(activate(next[2]), activate(next[3]))};
-            const int block = first + i / 2 * 2 + (lane >> 4);
-            store_matrices(tile, hidden + block * 512 + (row + 16 * (i & 1) + (lane & 15)) * 8);
-        }
-    }
-};
-
-// Deltas 2, as fused_learn.cuh made them. A warp makes 16 columns, which are rows of A, of all 64 samples.
-struct SecondDeltas {
-    Pair weights[OUTPUT_TILES][4];  // of the outputs' layer
-    int first;                      // of 8 columns among those of the piece
-
-    //   column  the first, among those of hidden 2
-    __device__ __forceinline__ SecondDeltas(const Element* of_outputs, int column, int first) : first(first)
-    {
-        const int g = lane_index() >> 2;
-        const int t = lane_index() & 3;
-#pragma unroll
-        for (int i = 0; i < 4 * OUTPUT_TILES; ++i) {
-            const int given = column_at<2>(column + g + 8 * (i & 1));
-            const int output = column_at<1>(i / 4 * 16 + (i & 2) * 4 + 2 * t);  // and the next
-            const Element* low = of_outputs + (output / 8 * (2 * TILES2) + given / 8) * 64 + output % 8 * 8 + given % 8;
-            join(weights[i / 4][i % 4], low[0], low[8]);
-        }
-    }
-
-    // What goes through the slopes, of 16 samples from `row` on.
-    //   delta_out  of the outputs  [column / 8][64][8]
-    __device__ __forceinline__ void sum_up(float (&sum)[2][4], const Element* delta_out, int row) const
-    {
-        const int lane = lane_index();
-#pragma unroll
-        for (int i = 0; i < OUTPUT_TILES; ++i) {
-            Pair b[4];
-            load_matrices<false>(b, delta_out + (2 * i + (lane >> 3 & 1)) * 512 + row_of(lane, row) * 8);
-            if (i == 0) {
-                multiply_first(sum[0], weights[i], b[0], b[1], FloatPair{0.0f, 0.0f});
-                multiply_first(sum[1], weights[i], b[2], b[3], FloatPair{0.0f, 0.0f});
-            } else {
-                multiply(sum[0], weights[i], b[0], b[1]);
-                multiply(sum[1], weights[i], b[2], b[3]);
-            }
-        }
-    }
-    // Their deltas, a tile of A.
-    //   given  hidden 2, the columns of the piece  [column / 8][64][8]
-    __device__ __forceinline__ void through_slopes(
-        Pair (&delta)[4], const float (&sum)[2][4], const Element* given, int row) const
-    {
-        const int lane = lane_index();
-        Pair was[4];
-        load_matrices<true>(was, given + (first + (lane >> 3 & 1)) * 512 + row_of(lane, row) * 8);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float* two = &sum[i / 2][i % 2 * 2];
-            delta[i] = delta_of(two[0], two[1], was[i]);
-        }
-    }
-    static __device__ __forceinline__ int row_of(int lane, int row) { return row + (lane >> 4) * 8 + (lane & 7); }
 };
 
 // 128 columns of deltas 2 by hidden 1, and of hidden 2 by deltas of the outputs.
@@ -308,91 +178,37 @@ struct SecondDeltas {
 //   part           where the sums go
 __device__ __forceinline__ void products_of_deltas2(
     char* shared, int piece, int share, int num_tiles, bool goes_on, unsigned long long ones,
-    const unsigned char* records, const Element* weights, const float* biases, float* part)
+    const unsigned char* records, float* part)
 {
     const int group = threadIdx.x >> 7;
     const int row = piece * 128 + group * 64;
-    Element* weight1 = (Element*)(shared + HEAD_BYTES);
-    char* hidden1 = (char*)(weight1 + SIZE1);  // two times
-    const Supply<STAGES2, STAGE_BYTES2, 3> supply = {
-        shared + HEAD_BYTES + MADE_BYTES, (unsigned long long*)(shared + 256), records,
-        {{HIDDEN2_AT / 16 + piece * 8, 8}, {0, FEATURE_TILES}, {DELTA_OUT_AT / 16, OUTPUT_TILES}},
+    const Supply<STAGES2, STAGE_BYTES2, 4> supply = {
+        shared + HEAD_BYTES, (unsigned long long*)(shared + 256), records,
+        {{HIDDEN2_AT / 16 + piece * 8, 8},
+         {DELTA2_AT / 16 + piece * 8, 8},
+         {HIDDEN1_AT / 16, TILES1},
+         {DELTA_OUT_AT / 16, OUTPUT_TILES}},
         share, SHARES2, num_tiles};
-    constexpr int FEATURES = 8 * TILE_BYTES;
-    constexpr int DELTAS_OUT = FEATURES + FEATURE_TILES * TILE_BYTES;
     if (threadIdx.x == 0) supply.start();
-    place_first_layer(weight1, weights);
-    __syncthreads();
-    const FirstLayer layer1(weight1, biases);
-    const int warp = threadIdx.x >> 5;
-    const SecondDeltas deltas(weights + SIZE1 + SIZE2, piece * 128 + warp * 16, warp * 2);
-
-    float sum[TILES1 * 2][4], sum3[OUTPUT_TILES * 2][4], bias[1][4];
-    begin_sums(sum, part + row * (TILES1 * 16), TILES1 * 16, goes_on);
-    begin_sums(sum3, part + WEIGHT3_AT + row * (OUTPUT_TILES * 16), OUTPUT_TILES * 16, goes_on);
-    begin_row_sums(bias, part + BIAS2_AT + row, goes_on);
-    const int count = supply.count();
-    // A half of 64 samples is made in two steps. Products of the half before are issued between them: the first step's
-    // own products would wait for those.
-    float sum1[2][2 * FirstLayer::PAIRS][4], sum2[2][2][4];
-    const auto sum_up = [&](int round, int half) {
-        const char* stage = supply.stage(round);
-        layer1.sum_up(sum1, (const Element*)(stage + FEATURES), 32 * half);
+    SumsOfDeltas2 sums;
+    sums.begin(part, row, goes_on);
+    go_through(supply, [&](const char* stage) {
+        const unsigned long long hidden2 = describe(stage + group * 4 * TILE_BYTES, 128, ACROSS);
+        const unsigned long long delta2 = moved(hidden2, 8 * TILE_BYTES);
+        const unsigned long long hidden1 = describe(stage + 16 * TILE_BYTES, 128, ACROSS);
+        const unsigned long long delta_out = moved(hidden1, TILES1 * TILE_BYTES);
 #pragma unroll
-        for (int k = 0; k < 2; ++k) deltas.sum_up(sum2[k], (const Element*)(stage + DELTAS_OUT), 32 * half + 16 * k);
-    };
-    const auto finish = [&](Pair(&delta)[4][4], int round, int half) {
-        layer1.activate_all(sum1, (Element*)(hidden1 + round % 2 * GIVEN_BYTES), 32 * half);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-            const Element* given = (const Element*)supply.stage(round);
-            deltas.through_slopes(delta[2 * half + k], sum2[k], given, 32 * half + 16 * k);
+        for (int k = 0; k < 4; ++k) {
+            add_product_of_rows<0, TILES1 * 2>(sums.weight2, moved(delta2, k * 256), moved(hidden1, k * 256), ACROSS);
+            add_product_of_rows<0, 1>(sums.bias2, moved(delta2, k * 256), ones, ACROSS);
+            add_product_of_rows<0, OUTPUT_TILES * 2>(
+                sums.weight3, moved(hidden2, k * 256), moved(delta_out, k * 256), ACROSS);
         }
-    };
-    Pair delta2[4][4], next[4][4];
-    if (count > 0) {
-        supply.wait(0);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            sum_up(0, half);
-            finish(next, 0, half);
-        }
-    }
-    for (int i = 0; i < count; ++i) {
-#pragma unroll
-        for (int k = 0; k < 16; ++k) delta2[k / 4][k % 4] = next[k / 4][k % 4];
-        show_to_products();
-        __syncthreads();
-        if (threadIdx.x == 0 && i > 0 && i - 1 + STAGES2 < count) supply.fill(i - 1 + STAGES2);
-        __syncwarp();
-        const char* stage = supply.stage(i);
-        const unsigned long long given1 = describe(hidden1 + i % 2 * GIVEN_BYTES, 128, ACROSS);
-        const unsigned long long given2 = describe(stage + group * 4 * TILE_BYTES, 128, ACROSS);
-        const unsigned long long delta_out = describe(stage + DELTAS_OUT, 128, ACROSS);
-        settle_input(delta2);
-        const bool is_more = i + 1 < count;
-        if (is_more) supply.wait(i + 1);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            if (is_more) sum_up(i + 1, half);
-            begin_products();
-#pragma unroll
-            for (int k = 2 * half; k < 2 * half + 2; ++k) {
-                add_product<false, true, 0, TILES1 * 2>(sum, delta2[k], moved(given1, k * 256), ACROSS);
-                add_product<false, true, 0, 1>(bias, delta2[k], ones, ACROSS);
-                add_product_of_rows<0, OUTPUT_TILES * 2>(
-                    sum3, moved(given2, k * 256), moved(delta_out, k * 256), ACROSS);
-            }
-            end_products();
-            if (is_more) finish(next, i + 1, half);
-        }
-        wait_for_products<0>();
-        settle_input(delta2);  // until now products read these registers
-    }
-    write_sums(sum, part + row * (TILES1 * 16), TILES1 * 16);
-    write_sums(sum3, part + WEIGHT3_AT + row * (OUTPUT_TILES * 16), OUTPUT_TILES * 16);
-    write_row_sums(bias, part + BIAS2_AT + row);
+    });
+    sums.write(part, row);
 }
+
+#include "products_made.cuh"
 
 // All of deltas 1 by all features; and the sums of the outputs' deltas.
 __device__ __forceinline__ void products_of_deltas1(
@@ -412,14 +228,10 @@ __device__ __forceinline__ void products_of_deltas1(
 #pragma unroll
     for (int i = 0; i < HALVES; ++i) begin_sums(sum[i], out(i), FEATURE_TILES * 16, goes_on);
     begin_row_sums(bias, part + BIAS3_AT + group * 64, goes_on);
-    const int count = supply.count();
-    for (int i = 0; i < count; ++i) {
-        supply.wait(i);
-        const char* stage = supply.stage(i);
+    go_through(supply, [&](const char* stage) {
         const unsigned long long delta_out = describe(stage + group * HALF, 128, ACROSS);
         const unsigned long long features = describe(stage + OUTPUT_TILES * TILE_BYTES, 128, ACROSS);
         const unsigned long long delta1 = moved(features, FEATURE_TILES * TILE_BYTES + group * HALF);
-        begin_products();
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
 #pragma unroll
@@ -429,12 +241,7 @@ __device__ __forceinline__ void products_of_deltas1(
             }
             add_product_of_rows<0, 1>(bias, moved(delta_out, k * 256), ones, ACROSS);
         }
-        end_products();
-        wait_for_products<0>();
-        __syncthreads();
-        if (threadIdx.x == 0 && i + STAGES1 < count) supply.fill(i + STAGES1);
-        __syncwarp();
-    }
+    });
 #pragma unroll
     for (int i = 0; i < HALVES; ++i) write_sums(sum[i], out(i), FEATURE_TILES * 16);
     write_row_sums(bias, part + BIAS3_AT + group * 64);
@@ -461,9 +268,13 @@ __device__ __forceinline__ void products(
     const int of_layer1 = block - PIECES2 * SHARES2;
     if (of_layer1 < 0) {
         const int share = block / PIECES2;  // blocks of one follow each other: what two of them read is still in L2
-        products_of_deltas2(
-            shared, block % PIECES2, share, num_tiles, goes_on, ones, records, (const Element*)weights, biases,
-            parts + (long long)share * PART);
+        float* part = parts + (long long)share * PART;
+        if constexpr (MAKES) {
+            products_of_made_deltas2(
+                shared, block % PIECES2, share, num_tiles, goes_on, ones, records, (const Element*)weights, biases, part);
+        } else {
+            products_of_deltas2(shared, block % PIECES2, share, num_tiles, goes_on, ones, records, part);
+        }
     } else {
         products_of_deltas1(
             shared, of_layer1, num_tiles, goes_on, ones, records, parts + (long long)of_layer1 * PART);

@@ -17,7 +17,8 @@ WARPS = 8
 STAGE_ROWS, HEAD_BYTES = 64, 512
 """Samples whose records a block of `products` multiplies at once; its shared memory before the first of them."""
 OF_LAYER2 = {1: 0.8, 2: 0.86}
-"""The share of the blocks of `products` that have pieces of layer 2, of which there are so many."""
+"""The part of the blocks of `products` that have pieces of layer 2, so many of them, where they make what they
+multiply."""
 MAX_STAGES = 4
 """How many times as many samples as it multiplies a block of `products` has in shared memory."""
 NORM_EPS = 1e-5
@@ -147,7 +148,7 @@ class Shape:
     def widths_of_record(self, way: Way) -> list[int]:
         """Features, hidden 1, hidden 2, delta 1, delta 2, delta of the outputs."""
         features, first, second, outputs = (16 * tiles for tiles in self.tiles)
-        if way == "pieces":  # whose blocks make the others anew
+        if way == "pieces" and self.is_made_anew:
             return [features, 0, second, first, 0, outputs]
         return [features, first, second, first, second, outputs]
 
@@ -167,6 +168,7 @@ class Shape:
         ends = np.cumsum(self.widths_of_record(way)).tolist()
         names = ("HIDDEN1_AT", "HIDDEN2_AT", "DELTA1_AT", "DELTA2_AT", "DELTA_OUT_AT", "RECORD")
         constants = dict(zip(names, ends, strict=True)) | {
+            "MAKES": way == "pieces" and self.is_made_anew,
             "PITCH": self.pitch(way, element_bytes),
             "AT_ONCE0": tiles_together(self.tiles[0]),
             "ONES_AT": self._ones_at,
@@ -263,6 +265,13 @@ class Shape:
         features, *hidden, outputs = self.tiles
         return all(tiles in (8, 16) for tiles in hidden) and features <= 8 and outputs <= 8
 
+    @property
+    def is_made_anew(self) -> bool:
+        """Whether blocks of `products` make hidden 1 and deltas 2 themselves: that is quicker than to write and read
+        them where features and outputs are few (benchmarks/LOG.md)."""
+        features, first, _, outputs = self.tiles
+        return features * first <= 32 and outputs <= 2
+
     def pieces(self, num_blocks: int, num_tiles: int, shared_bytes: int) -> tuple[dict[str, Constant], int]:
         """What fused_products.cuh asks of it, and the shared memory of a block.
 
@@ -272,18 +281,23 @@ class Shape:
             shared_bytes: that a block can have.
         """
         features, first, second, outputs = self.tiles
-        count = second // 8  # pieces of layer 2, of which a block makes what layer 1's find in records
-        shares2 = max(1, min(num_tiles, round(num_blocks * OF_LAYER2[count]) // count))
+        count = second // 8  # pieces of layer 2
+        made, of_layer1 = 0, first + features + outputs  # tiles of records that a block needs of 64 samples
+        of_layer2 = 16 + first + outputs
+        part = count * of_layer2 / (count * of_layer2 + of_layer1)
+        if self.is_made_anew:
+            made = 2 * self.sizes[0] + 2 * first * TILE_BYTES  # the weights of layer 1, and its outputs two times
+            of_layer2, part = 8 + features + outputs, OF_LAYER2[count]
+        shares2 = max(1, min(num_tiles, round(num_blocks * part) // count))
         shares1 = max(1, min(shares2, num_blocks - count * shares2))
-        shares = {"PIECES2": count, "SHARES2": shares2, "SHARES1": shares1}
-        made = 2 * self.sizes[0] + 2 * first * TILE_BYTES  # the weights of layer 1, and its outputs two times
-        stages, taken = {"TILE_BYTES": TILE_BYTES, "HEAD_BYTES": HEAD_BYTES, "MADE_BYTES": made}, HEAD_BYTES
-        for number, begin, tiles in ((2, HEAD_BYTES + made, 8), (1, HEAD_BYTES, first)):
-            num_bytes = (tiles + features + outputs) * TILE_BYTES
-            count = min(MAX_STAGES, (shared_bytes - begin) // num_bytes)
-            stages |= {f"STAGES{number}": count, f"STAGE_BYTES{number}": num_bytes}
-            taken = max(taken, begin + count * num_bytes)
-        return shares | stages, taken
+        found = {"PIECES2": count, "SHARES2": shares2, "SHARES1": shares1, "HEAD_BYTES": HEAD_BYTES}
+        found, taken = found | {"TILE_BYTES": TILE_BYTES, "MADE_BYTES": made}, HEAD_BYTES
+        for number, begin, tiles in ((2, HEAD_BYTES + made, of_layer2), (1, HEAD_BYTES, of_layer1)):
+            num_bytes = tiles * TILE_BYTES
+            stages = min(MAX_STAGES, (shared_bytes - begin) // num_bytes)
+            found |= {f"STAGES{number}": stages, f"STAGE_BYTES{number}": num_bytes}
+            taken = max(taken, begin + stages * num_bytes)
+        return found, taken
 
 
 def to_tiles(columns: int) -> int:

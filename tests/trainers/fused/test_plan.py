@@ -213,11 +213,26 @@ def test_what_fits_a_gpu_decides_how_gradients_are_summed_up(request_, gpu, way,
     assert at_once * (shared_bytes + 1024) <= limits.shared_bytes + 1024
     assert one.learn.num_blocks == at_once * limits.num_multiprocessors
     assert learning.num_chunks == (1 if way == "registers" else 4)
-    if way == "pieces":  # 2 of 128 rows of layer 2, by 57 blocks each; the other 18 have layer 1
-        shares = one.products.constants["SHARES2"], one.products.constants["SHARES1"]
-        assert (one.products.num_blocks, one.num_parts, shares) == (132, 57, (57, 18))
-        # Weights of layer 1 and its outputs two times; four times 14 tiles of records: 8, 5 of features, 1 of outputs.
-        assert one.products.shared_bytes == 512 + 40_960 + 2 * 32_768 + 4 * 14 * 2048 <= limits.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("request_", "shares", "shared_bytes"),
+    [
+        # Of 64 samples, a block of layer 2 needs 33 tiles of 2 KiB (8 of hidden 2, 8 of deltas 2, 16 of hidden 1, one
+        # of the outputs), and one of layer 1 needs 22: of 132 blocks 99 are for layer 2, of which two share columns.
+        (WIDE, (49, 34), 512 + 3 * 33 * 2048),
+        # Those of layer 2 need 10, and make layer 1's outputs twice by its weights: 86 % are for it.
+        (Request(3, (256, 256), (5,)), (57, 18), 512 + 8192 + 2 * 32_768 + 4 * 10 * 2048),
+        # Of 128 columns, there is one piece, for which 80 % are.
+        (Request(3, (128, 128), (5,)), (106, 26), 512 + 4096 + 2 * 16_384 + 4 * 10 * 2048),
+    ],
+)
+def test_pieces_of_a_gradient_have_shares_of_the_samples(request_, shares, shared_bytes):
+    (one,) = plan(request_, LARGE_GPU, "bf16").learning(1 << 22, 1, 1).networks
+    products = one.products
+    assert (products.constants["SHARES2"], products.constants["SHARES1"]) == shares
+    assert (products.num_blocks, one.num_parts) == (132, shares[0])
+    assert products.shared_bytes == shared_bytes <= LARGE_GPU.shared_bytes
 
 
 @pytest.mark.parametrize(("gpu", "num_blocks"), [("sm_80", 216), ("sm_86", 168), ("sm_90", 264)])

@@ -6,6 +6,7 @@
 //   GROUP_TILES  of a layer that are summed at once
 
 constexpr int NUM_SUMS_AT_ONCE = 2 * GROUP_TILES;
+constexpr bool OVERLAPS = OUTPUT_TILES == 1;  // more outputs take the registers
 
 // What a layer's products read: weights [row / 8][column / 8][8][8].
 //   tiles       of columns a row
@@ -45,8 +46,8 @@ __device__ __forceinline__ void write_added(Element* added, const float* biases)
     }
 }
 
-// One layer, GROUP_TILES of its tiles at once. Products of the next tiles are under way while `finish` has the sums of
-// these; that keeps tensor cores busy, and takes no more registers than twice as many tiles in one go.
+// One layer, GROUP_TILES of its tiles at once. If it OVERLAPS, products of the next tiles are under way while `finish` has
+// the sums of these.
 //   added, bias      `added` of the network and the first of the layer's biases, if it HAS_BIAS; else sums begin at 0
 //   before(n)        may add products of its own; tiles before n - GROUP_TILES are finished
 //   finish(n, sum)   takes sums
@@ -60,16 +61,17 @@ __device__ __forceinline__ void layer_by_group(
     const LayerWeights<TRANSPOSED> layer(weights, TRANSPOSED ? OUT_TILES : IN_TILES);
     const unsigned long long ones = describe(added, 128, 0);
     const unsigned long long biases = describe((const char*)added + INPUTS_BYTES + 16 * bias, 0, 128);
-    float sums[2][NUM_SUMS_AT_ONCE][4];
+    constexpr int SETS_OF_SUMS = OVERLAPS ? 2 : 1;
+    float sums[SETS_OF_SUMS][NUM_SUMS_AT_ONCE][4];
     const auto finish_group = [&](int n) {
-        float(&sum)[NUM_SUMS_AT_ONCE][4] = sums[n / GROUP_TILES % 2];
+        float(&sum)[NUM_SUMS_AT_ONCE][4] = sums[n / GROUP_TILES % SETS_OF_SUMS];
         settle(sum);
         finish(n, sum);
         __syncwarp();  // what was stored until here goes now: put off, all stores would wait for each other
     };
 #pragma unroll
     for (int n = 0; n < OUT_TILES; n += GROUP_TILES) {
-        float(&sum)[NUM_SUMS_AT_ONCE][4] = sums[n / GROUP_TILES % 2];
+        float(&sum)[NUM_SUMS_AT_ONCE][4] = sums[n / GROUP_TILES % SETS_OF_SUMS];
 #pragma unroll
         for (int i = 0; i < 4 * NUM_SUMS_AT_ONCE; ++i) sum[i / 4][i % 4] = 0.0f;  // ptxas loses products of sums never set
         begin_products();
@@ -81,14 +83,17 @@ __device__ __forceinline__ void layer_by_group(
             add_product<false, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(sum, input[k], layer.at(k, n), layer.across);
         }
         end_products();
-        if (n > 0) {
+        if (!OVERLAPS) {
+            wait_for_products<0>();
+            finish_group(n);
+        } else if (n > 0) {
             wait_for_products<1>();
             finish_group(n - GROUP_TILES);
         }
     }
     wait_for_products<0>();
     settle_input(input);  // products have read these registers by now, and no sooner
-    finish_group(OUT_TILES - GROUP_TILES);
+    if (OVERLAPS) finish_group(OUT_TILES - GROUP_TILES);
 }
 
 __device__ __forceinline__ void activate_sums(Pair (&tiles)[GROUP_TILES][4], const float (&sum)[NUM_SUMS_AT_ONCE][4])
