@@ -92,7 +92,6 @@ __device__ __forceinline__ void layer_by_group(
         }
     }
     wait_for_products<0>();
-    settle_input(input);  // products have read these registers by now, and no sooner
     if (OVERLAPS) finish_group(OUT_TILES - GROUP_TILES);
 }
 
