@@ -132,14 +132,15 @@ __device__ __forceinline__ void backward(
 }
 
 #if BY_WARPGROUPS
-// The same by a warpgroup, which still has in registers what this layer gave, and keeps no record.
+// The same by a warpgroup, which still has in registers what this layer gave; no record is kept here.
 template <int TILES, int NEXT_TILES, typename Take>
 __device__ __forceinline__ void backward_by_group(
-    const Pair (&hidden)[TILES][4], const Pair (&next)[1][NEXT_TILES][4], const Element* weights, Take take)
+    const Network& network, const Pair (&hidden)[TILES][4], const Pair (&next)[1][NEXT_TILES][4],
+    const Element* weights, Take take)
 {
     const auto nothing = [](int) {};
     layer_by_group<false, true, NEXT_TILES, TILES>(
-        next[0], weights, nullptr, 0, nothing,
+        next[0], weights, network, 0, nothing,
         [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
             Pair tiles[1][GROUP_TILES][4];
 #pragma unroll
@@ -343,13 +344,13 @@ __device__ __forceinline__ void learn(
             };
 #if BY_WARPGROUPS
             backward_by_group<KEPT2, OUTPUT_TILES>(
-                hidden2, delta_out, network.weight3, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
+                network, hidden2, delta_out, network.weight3, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE2][4]) {
                     if (!MAKES) keep(record, DELTA2_AT + 16 * n, tiles, zero);
                     remember(n, tiles);
                 });
             rows = fetch_features(rows_of(next_index));  // of the next tile
             backward_by_group<TILES1, KEPT2>(
-                hidden1, delta2, network.weight2, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
+                network, hidden1, delta2, network.weight2, [&](int n, Pair(&tiles)[ROW_TILES][AT_ONCE1][4]) {
                     keep(record, DELTA1_AT + 16 * n, tiles, zero);
                 });
 #else

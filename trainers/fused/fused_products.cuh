@@ -1,5 +1,5 @@
 // The weights' gradient of a network of WARPGROUPS, out of the records that fused_learn.cuh wrote.
-// Each record is read once from device memory, by blocks that run side by side.
+// Blocks that read the same parts of a record run side by side, so that device memory is asked for most of it once.
 //
 // A block keeps one piece of the gradient in its registers while it goes through its share of the samples, 64 at a
 // time. A piece is one of
@@ -44,6 +44,7 @@ static_assert(
     "a stage has no room for a piece");
 static_assert(STAGE_BYTES1 >= (TILES1 + FEATURE_TILES + OUTPUT_TILES) * TILE_BYTES, "a stage has no room for a piece");
 static_assert(HEAD_BYTES >= 256 + 8 * (STAGES1 > STAGES2 ? STAGES1 : STAGES2), "arrivals have no room");
+static_assert(STAGES1 >= 1 && STAGES2 >= (MAKES ? 2 : 1), "the next samples have no room");
 static_assert(WARPS == 8, "two warpgroups have the columns of a piece between them");
 
 // What a stage of shared memory holds of 64 samples: some tiles of their records, one slab behind the other.
@@ -84,10 +85,13 @@ struct Supply {
             place += size;
         }
     }
-    // The first stages.
+    // Fills the first stages.
     __device__ __forceinline__ void start() const
     {
-        for (int i = 0; i < STAGES && i < count(); ++i) fill(i);
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < STAGES && i < count(); ++i) fill(i);
+        }
+        __syncwarp();
     }
 };
 
@@ -189,7 +193,7 @@ __device__ __forceinline__ void products_of_deltas2(
          {HIDDEN1_AT / 16, TILES1},
          {DELTA_OUT_AT / 16, OUTPUT_TILES}},
         share, SHARES2, num_tiles};
-    if (threadIdx.x == 0) supply.start();
+    supply.start();
     SumsOfDeltas2 sums;
     sums.begin(part, row, goes_on);
     go_through(supply, [&](const char* stage) {
@@ -222,7 +226,7 @@ __device__ __forceinline__ void products_of_deltas1(
     const Supply<STAGES1, STAGE_BYTES1, 3> supply = {
         shared + HEAD_BYTES, (unsigned long long*)(shared + 256), records,
         {{DELTA_OUT_AT / 16, OUTPUT_TILES}, {0, FEATURE_TILES}, {DELTA1_AT / 16, TILES1}}, share, SHARES1, num_tiles};
-    if (threadIdx.x == 0) supply.start();
+    supply.start();
     float sum[HALVES][FEATURE_TILES * 2][4], bias[1][4];
     const auto out = [&](int i) { return part + WEIGHT1_AT + (i * 128 + group * 64) * (FEATURE_TILES * 16); };
 #pragma unroll
@@ -253,7 +257,8 @@ __device__ __forceinline__ void products_of_deltas1(
 //   goes_on            whether this adds to the parts that an earlier launch wrote
 //   weights, biases    as in fused_act.cuh                                          read
 //   records            bytes of [tile of 64 samples, RECORD / 8, 64, 8] elements    read
-//   parts              [SHARES2, PART]  floats; layer 1 in the first SHARES1        written
+//   parts              [SHARES2, PART]  floats; layer 1 and the outputs' biases in the first SHARES1 alone: in the
+//                      others they must be 0                                        written
 __device__ __forceinline__ void products(
     char* shared, int block, int num_tiles, bool goes_on, const unsigned char* weights, const float* biases,
     const unsigned char* records, float* parts)

@@ -361,9 +361,9 @@ class Plan:
     def _way(self, shape: Shape) -> tuple[Way, dict[str, Constant], int]:
         """How a network's gradient is summed up, with the constants and the shared memory of its learn kernel.
 
-        A narrow one adds products up in its blocks' registers, of records that are in shared memory. A wide one writes
-        records, whose products are sums over a million rows: a matrix library's work; or, where warps multiply in
-        fours, that of a kernel whose blocks hold a piece of the gradient each.
+        A narrow one adds products up in its blocks' registers, of records that are in shared memory. A wide one, or one
+        whose warps multiply in fours, writes records, whose products are sums over a million rows: those in fours by a
+        kernel whose blocks hold a piece of the gradient each, the others by a matrix library.
         """
         element_bytes, limits = self.element_bytes, self.limits
         if isinstance(shape, LayersShape):
@@ -397,13 +397,15 @@ class Plan:
             in_fours: whether warps may multiply by fours, where the device's can and the network suits them.
         """
         in_fours = in_fours and self._suits_warpgroups(shape) and row_tiles == 1
-        added_bytes = 256 * (1 + sum(shape.tiles[1:3])) if in_fours else 0
-        taken_bytes += shape.stage_bytes(row_tiles) + added_bytes
-        is_shared = [False] * 3
-        for layer in (1, 2, 0):  # the largest that is read most often first
-            num_bytes = shape.sizes[layer] * self.element_bytes
-            is_shared[layer] = 0 < num_bytes <= self.limits.shared_bytes - taken_bytes
-            taken_bytes += num_bytes * is_shared[layer]
+        given_bytes = taken_bytes + shape.stage_bytes(row_tiles)
+        for added_bytes in (256 * (1 + sum(shape.tiles[1:3])), 0) if in_fours else (0,):
+            is_shared, taken_bytes = [False] * 3, given_bytes + added_bytes
+            for layer in (1, 2, 0):  # the largest that is read most often first
+                num_bytes = shape.sizes[layer] * self.element_bytes
+                is_shared[layer] = 0 < num_bytes <= self.limits.shared_bytes - taken_bytes
+                taken_bytes += num_bytes * is_shared[layer]
+            if all(is_shared):
+                break
         in_fours = in_fours and all(is_shared)
         _, first, second, _ = shape.tiles
         constants = {

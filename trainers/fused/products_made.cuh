@@ -175,7 +175,7 @@ struct SecondDeltas {
     static __device__ __forceinline__ int row_of(int lane, int row) { return row + (lane >> 4) * 8 + (lane & 7); }
 };
 
-// The same where it MAKES deltas 2 and hidden 1.
+// What products_of_deltas2 sums up, of deltas 2 and hidden 1 that are made here.
 __device__ __forceinline__ void products_of_made_deltas2(
     char* shared, int piece, int share, int num_tiles, bool goes_on, unsigned long long ones,
     const unsigned char* records, const Element* weights, const float* biases, float* part)
@@ -190,7 +190,7 @@ __device__ __forceinline__ void products_of_made_deltas2(
         share, SHARES2, num_tiles};
     constexpr int FEATURES = 8 * TILE_BYTES;
     constexpr int DELTAS_OUT = FEATURES + FEATURE_TILES * TILE_BYTES;
-    if (threadIdx.x == 0) supply.start();
+    supply.start();
     place_first_layer(weight1, weights);
     __syncthreads();
     const FirstLayer layer1(weight1, biases);

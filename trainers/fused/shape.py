@@ -288,7 +288,7 @@ class Shape:
         if self.is_made_anew:
             made = 2 * self.sizes[0] + 2 * first * TILE_BYTES  # the weights of layer 1, and its outputs two times
             of_layer2, part = 8 + features + outputs, OF_LAYER2[count]
-        shares2 = max(1, min(num_tiles, round(num_blocks * part) // count))
+        shares2 = max(1, min(num_tiles, round(num_blocks * part) // count, (num_blocks - 1) // count))
         shares1 = max(1, min(shares2, num_blocks - count * shares2))
         found = {"PIECES2": count, "SHARES2": shares2, "SHARES1": shares1, "HEAD_BYTES": HEAD_BYTES}
         found, taken = found | {"TILE_BYTES": TILE_BYTES, "MADE_BYTES": made}, HEAD_BYTES

@@ -59,8 +59,8 @@ __device__ __forceinline__ void settle(float (&sum)[BLOCKS][4])
     }
 }
 
-// Makes the compiler have these tiles of A ready by now, before the next `begin_products`; and, once more after the wait
-// for products of them, keep the registers until then: it knows of no product that goes on reading.
+// Makes the compiler have these tiles of A ready by now, before the next `begin_products`; and where others take their
+// place in a loop, once more after the wait: it would give both the same registers, which products may still read.
 template <int TILES>
 __device__ __forceinline__ void settle_input(const unsigned (&tiles)[TILES][4])
 {

@@ -34,12 +34,13 @@ def in_tiles(columns: torch.Tensor, together: int) -> torch.Tensor:
         Request(71, (256, 256), (21, 20)),
         Request(100, (128, 256), (5,)),
         Request(40, (256, 128), (50,)),
+        Request(60, (128, 128), (100,)),
     ],
-    ids=["wide, many outputs", "many features", "wide before narrow"],
+    ids=["wide, many outputs", "many features", "wide before narrow", "more outputs than a warpgroup has rows"],
 )
 def test_products_of_records_are_the_gradient_of_every_parameter(request_, monkeypatch):
-    """Of 1,024 samples: by four blocks or so, of which some go through more than their stages hold at once. The second
-    launch adds the same once more."""
+    """Of 1,024 samples, by eight blocks, which go through more than their stages hold at once. The second launch adds
+    the first 64 once more. What no launch writes is 0, all else is a NaN before."""
     limits = LARGE_GPU.within(8)
     (one,) = plan(request_, limits, BF16).learning(1024, 1, 1).networks
     shape, products = one.shape, one.products
@@ -57,19 +58,25 @@ def test_products_of_records_are_the_gradient_of_every_parameter(request_, monke
 
     class Emulated(FunctionManager):
         def __init__(self, data: None, text: str, *given: object, **named: object) -> None:
-            super().__init__(data, text.replace('"warpgroup.cuh"', f'"{EMULATED}"'), *given, **named)
+            lines = f"#define EMULATED_BYTES {products.shared_bytes}\n{text}"
+            super().__init__(data, lines.replace('"warpgroup.cuh"', f'"{EMULATED}"'), *given, **named)
 
     monkeypatch.setattr(trainers.fused.source, "FunctionManager", Emulated)
     products.constants.update(OF_GROUP)
     backend = CpuBackend(num_threads=1)
     functions, launch_shape = compile_fused("products", [products], {"FULL_PRECISION": False}, 1, None, backend)
-    parts, nothing = torch.zeros(one.num_parts, one.part_size), torch.zeros(16, dtype=torch.uint8)
-    for goes_on in (False, True):
-        given = {"num_tiles": 1024 // STAGE_ROWS, "goes_on": goes_on, "weights_0": nothing}
-        given |= {"biases_0": torch.zeros(1), "records_0": records, "parts_0": parts}
-        functions.prepare("products", launch_shape, **given)()
-        found = parts.double().sum(0) / (1 + goes_on)
-        for (weights, biases), x, delta in zip(shape.gradient_places("pieces"), inputs, deltas, strict=True):
-            expected = delta.double().T @ x.double()
-            torch.testing.assert_close(found[weights], expected, rtol=1e-4, atol=1e-3)
-            torch.testing.assert_close(found[biases], delta.double().sum(0), rtol=1e-4, atol=1e-3)
+    parts, nothing = torch.full((one.num_parts, one.part_size), torch.nan), torch.zeros(16, dtype=torch.uint8)
+    places = shape.gradient_places("pieces")
+    for found in (*places[0], places[2][1]):  # of layer 1, and the outputs' biases
+        parts[products.constants["SHARES1"] :, found] = 0.0
+    counts = torch.ones(1024, 1, dtype=torch.float64)
+    for num_tiles in (1024 // STAGE_ROWS, 1):
+        given = {"num_tiles": num_tiles, "goes_on": num_tiles == 1, "weights_0": nothing, "biases_0": torch.zeros(1)}
+        functions.prepare("products", launch_shape, **given, records_0=records, parts_0=parts)()
+        if num_tiles == 1:  # tiles are counted from the end of so many: this is the first
+            counts[:STAGE_ROWS] += 1
+        found = parts.double().sum(0)
+        for (weights, biases), x, delta in zip(places, inputs, deltas, strict=True):
+            counted = delta.double() * counts
+            torch.testing.assert_close(found[weights], counted.T @ x.double(), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(found[biases], counted.sum(0), rtol=1e-4, atol=1e-3)

@@ -24,7 +24,7 @@
 //   STAGE_PITCH, STAGE_FLOATS  of a warp's outputs in shared memory: a row's, all
 //   AT_ONCE1, AT_ONCE2         tiles of a hidden layer that are computed, and stand in a record, side by side
 //   WARPGROUPS                 whether four warps multiply together (mlp_by_warpgroups.cuh)
-//   ADDED_BYTES                of shared memory, for biases as they take them
+//   ADDED_BYTES                of shared memory, for biases as they take them; 0 where it has no room for that
 //
 //   Seen                       where rows are: one array of floats, or what layers/sources.cuh says (seen.py)
 //   GROUP_SIZE, FIRST_AGENT, ALL_AGENTS, SEEN_COLUMNS, FIRST_SEEN  as fused_act.cuh has them
@@ -68,7 +68,7 @@ static_assert(TILES1 % AT_ONCE1 == 0 && KEPT2 % AT_ONCE2 == 0, "tiles are left o
 #define HAS_VALUE_HERE (HAS_VALUE && !(IS_EITHER && !is_critic))
 #define VALUE_AT (IS_EITHER ? 0 : NUM_OUTPUTS)
 
-// Shared memory of a block: weights, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
+// Shared memory of a block: weights, `added`, biases, then a stage [16 ROW_TILES][STAGE_PITCH] a warp.
 struct Network {
     const Element *weight1, *weight2, *weight3;
     const float *bias1, *bias2, *bias3;
@@ -106,7 +106,7 @@ __device__ __forceinline__ Network place_network(char* shared, const Element* we
     network.weight3 = place_weights<SHARED3>(shared, weights + SIZE1 + SIZE2, SIZE3);
 #if BY_WARPGROUPS
     network.added = (const Element*)shared;
-    write_added((Element*)shared, biases);
+    if (ADDED_BYTES > 0) write_added((Element*)shared, biases);
     shared += ADDED_BYTES;
 #endif
     float* bias = (float*)shared;

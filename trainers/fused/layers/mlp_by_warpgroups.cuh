@@ -32,7 +32,7 @@ struct LayerWeights {
 // are weights, [row / 8][8][8], of inputs of which the first three are 1, for a number is the sum of three bfloat16, and
 // all others 0. Those inputs are a block of 8 x 8 and one of zeros, which serve all rows, and stand first.
 constexpr int INPUTS_BYTES = 256;
-static_assert(ADDED_BYTES == INPUTS_BYTES + (TILES1 + TILES2) * 256, "biases have no room");
+static_assert(ADDED_BYTES == 0 || ADDED_BYTES == INPUTS_BYTES + (TILES1 + TILES2) * 256, "biases have no room");
 __device__ __forceinline__ void write_added(Element* added, const float* biases)
 {
     Bytes16* inputs = (Bytes16*)added;
@@ -46,21 +46,34 @@ __device__ __forceinline__ void write_added(Element* added, const float* biases)
     }
 }
 
+// What sums begin at where there is no room for that.
+template <int BLOCKS>
+__device__ __forceinline__ void set_to_biases(float (&sum)[BLOCKS][4], const float* bias)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCKS; ++i) {
+        const FloatPair start = *(const FloatPair*)(bias + i * 8 + 2 * (lane_index() & 3));
+        sum[i][0] = sum[i][2] = start.low;
+        sum[i][1] = sum[i][3] = start.high;
+    }
+}
+
 // One layer, GROUP_TILES of its tiles at once. If it OVERLAPS, products of the next tiles are under way while `finish` has
 // the sums of these.
-//   added, bias      `added` of the network and the first of the layer's biases, if it HAS_BIAS; else sums begin at 0
+//   network, bias    of which network, and the first of the layer's biases, if it HAS_BIAS; else sums begin at 0
 //   before(n)        may add products of its own; tiles before n - GROUP_TILES are finished
 //   finish(n, sum)   takes sums
 template <bool HAS_BIAS, bool TRANSPOSED, int IN_TILES, int OUT_TILES, typename Before, typename Finish>
 __device__ __forceinline__ void layer_by_group(
-    const Pair (&input)[IN_TILES][4], const Element* weights, const Element* added, int bias, Before before,
+    const Pair (&input)[IN_TILES][4], const Element* weights, const Network& network, int bias, Before before,
     Finish finish)
 {
     static_assert(OUT_TILES % GROUP_TILES == 0, "tiles are left over");
     settle_input(input);
     const LayerWeights<TRANSPOSED> layer(weights, TRANSPOSED ? OUT_TILES : IN_TILES);
-    const unsigned long long ones = describe(added, 128, 0);
-    const unsigned long long biases = describe((const char*)added + INPUTS_BYTES + 16 * bias, 0, 128);
+    constexpr bool ADDS = HAS_BIAS && ADDED_BYTES > 0;
+    const unsigned long long ones = describe(network.added, 128, 0);
+    const unsigned long long biases = describe((const char*)network.added + INPUTS_BYTES + 16 * bias, 0, 128);
     constexpr int SETS_OF_SUMS = OVERLAPS ? 2 : 1;
     float sums[SETS_OF_SUMS][NUM_SUMS_AT_ONCE][4];
     const auto finish_group = [&](int n) {
@@ -72,11 +85,16 @@ __device__ __forceinline__ void layer_by_group(
 #pragma unroll
     for (int n = 0; n < OUT_TILES; n += GROUP_TILES) {
         float(&sum)[NUM_SUMS_AT_ONCE][4] = sums[n / GROUP_TILES % SETS_OF_SUMS];
+        if (HAS_BIAS && !ADDS) {
+            set_to_biases(sum, network.bias1 + bias + 16 * n);
+            settle(sum);
+        } else {  // ptxas loses products of sums that were set nowhere
 #pragma unroll
-        for (int i = 0; i < 4 * NUM_SUMS_AT_ONCE; ++i) sum[i / 4][i % 4] = 0.0f;  // ptxas loses products of sums never set
+            for (int i = 0; i < 4 * NUM_SUMS_AT_ONCE; ++i) sum[i / 4][i % 4] = 0.0f;
+        }
         begin_products();
         before(n);
-        if (HAS_BIAS) add_product_in_shared<true, false, 0, NUM_SUMS_AT_ONCE>(sum, ones, moved(biases, n * 256), 128);
+        if (ADDS) add_product_in_shared<true, false, 0, NUM_SUMS_AT_ONCE>(sum, ones, moved(biases, n * 256), 128);
         add_product<!HAS_BIAS, TRANSPOSED, 0, NUM_SUMS_AT_ONCE>(sum, input[0], layer.at(0, n), layer.across);
 #pragma unroll
         for (int k = 1; k < IN_TILES; ++k) {
@@ -118,7 +136,7 @@ __device__ __forceinline__ void forward_by_group(
         load_all_features(features[0], fetched, 0, mean, variance);
         keep_features(features);
         layer_by_group<true, false, FEATURE_TILES, TILES1>(
-            features[0], network.weight1, network.added, 0, nothing,
+            features[0], network.weight1, network, 0, nothing,
             [&](int n, const float(&sum)[NUM_SUMS_AT_ONCE][4]) {
                 Pair tiles[1][GROUP_TILES][4];
                 activate_sums(tiles[0], sum);
@@ -136,7 +154,7 @@ __device__ __forceinline__ void forward_by_group(
         }
     };
     layer_by_group<true, false, TILES1, KEPT2>(
-        hidden, network.weight2, network.added, TILES1 * 16,
+        hidden, network.weight2, network, TILES1 * 16,
         [&](int n) {
             if (n > GROUP_TILES) add_to_outputs(n - 2 * GROUP_TILES);
         },
