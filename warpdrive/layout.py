@@ -142,11 +142,6 @@ def action_shape(group: str, space: spaces.Space) -> tuple[tuple[int, ...], np.d
     if isinstance(space, spaces.Discrete):
         return (), np.dtype(np.int32)
     if isinstance(space, spaces.MultiDiscrete):
-        if space.nvec.ndim != 1:
-            raise EnvError(
-                f"group '{group}' acts in a MultiDiscrete of shape {space.nvec.shape}, but an action is one list of "
-                f"choices. Give it as MultiDiscrete({space.nvec.flatten().tolist()})."
-            )
         return space.nvec.shape, np.dtype(np.int32)
     if isinstance(space, spaces.Box):
         return space.shape, np.dtype(np.float32)

@@ -205,11 +205,6 @@ DECLARED = {
         acting_in(spaces.MultiDiscrete([2, 2], start=[0, 1])),
         "group 'all' acts in MultiDiscrete([2 2], start=[0 1]), but",
     ),
-    "choices in rows": (
-        acting_in(spaces.MultiDiscrete([[2, 3], [4, 5]])),
-        "group 'all' acts in a MultiDiscrete of shape (2, 2), but an action is one list of choices. Give it as "
-        "MultiDiscrete([2, 3, 4, 5]).",
-    ),
     "active, too short": (
         starting_with(active=np.ones(3, bool)),
         "array 'active' is [3] bool, but must be [4] bool: it says which agents are in the game.",
