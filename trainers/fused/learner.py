@@ -20,7 +20,7 @@ from trainers.fused.learning_plan import NUM_FIGURES, SUM_THREADS
 from trainers.fused.packed import KERNELS
 from trainers.fused.recurrent import RecurrentGradient
 from trainers.fused.shape import STAGE_ROWS, WARPS
-from trainers.fused.source import compile_fused
+from trainers.fused.source import OWN, compile_fused
 from trainers.fused.stepper import Stepper
 from trainers.heads import GaussianHead
 from warpdrive.backends.base import LaunchShape
@@ -188,8 +188,7 @@ class FusedLearner:
                 given = {"num_tiles": -(-rows // STAGE_ROWS), "goes_on": number > 0}
                 for i, one in enumerate(self._in_pieces):
                     own = {**self.packed.arrays_of(one.network), "records": one.records, "parts": one.parts}
-                    names = ("weights", "biases", "records", "parts")
-                    given |= {f"{name}_{i}": own[name] for name in names}
+                    given |= {f"{name}_{i}": own[name] for name in OWN["products"]}
                 calls.append(functions.prepare("products", launch_shape, **given))
             calls += side_by_side([one.prepare_after(number, rows) for one in self._networks], self._beside)
         return calls

@@ -133,12 +133,6 @@ __device__ __forceinline__ float activate(float x)
     return IS_TANH ? quick_tanh(x) : positive_part(x);
 }
 
-__device__ __forceinline__ float slope(float activated)
-{
-    if (IS_TANH) return 1.0f - activated * activated;
-    return activated > 0.0f ? 1.0f : 0.0f;
-}
-
 // The deltas of two neighbours: the loss's derivatives by what they gave, times the activation's slope there.
 // A slope of 0 or 1 is applied to both at once, and by warpgroups that of tanh, too.
 __device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
@@ -147,8 +141,8 @@ __device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
 #if BY_WARPGROUPS
     return times_slope_of_tanh(packed(low, high), gave);
 #else
-    const FloatPair activated = unpack(gave);
-    return packed(low * slope(activated.low), high * slope(activated.high));
+    const FloatPair y = unpack(gave);
+    return packed(low * (1.0f - y.low * y.low), high * (1.0f - y.high * y.high));
 #endif
 }
 
