@@ -159,12 +159,14 @@ __device__ __forceinline__ void backward_by_group(
 #include "losses/policy_gradient.cuh"
 #endif
 #include "fused_sums.cuh"
+#include "sample_row.cuh"
 
 //   shared              shared memory of the block
 //   block, num_blocks   which of how many work for this network
 //   is_critic           whose it is, if it IS_EITHER
 //   seen                what the network sees: [step, env, column, feature], or seen.py's  read
 //   order               [num_rows..] the samples of the minibatch, if it HAS_ORDER      read
+//   samples             bytes of [sample] rows, if it HAS_ORDER: of the next five       read
 //   action              [step, env, column, head]  of a Box floats, as they were drawn  read
 //   log_prob, value, advantage, target  [step, env, agent of the group]                 read
 //   mask                [step, env, agent of the group, output], if it HAS_MASK         read
@@ -183,8 +185,8 @@ __device__ __forceinline__ void backward_by_group(
 //                       16 WARPS ROW_TILES                                              written
 //   figures             [warp of all blocks, NUM_FIGURES]  sums                         written
 __device__ __forceinline__ void learn(
-    char* shared, int block, int num_blocks, bool is_critic, Seen seen, const int* order, const int* action,
-    const float* log_prob, const float* value, const float* advantage, const float* target, const bool* mask,
+    char* shared, int block, int num_blocks, bool is_critic, Seen seen, const int* order,
+    const unsigned char* samples, const int* action, const float* log_prob, const float* value, const float* advantage, const float* target, const bool* mask,
     const bool* active, const float* value_moments, const double* sums, const float* coefficients, const float* halted,
     const unsigned int* nothing, long long* first_loss, float share_of_value, long long first_row, int num_rows,
     const unsigned char* weights, const float* biases, const float* mean, const float* variance, float* gradient,
@@ -214,29 +216,37 @@ __device__ __forceinline__ void learn(
         return HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
     };
     const auto rows_of = [&](int index) { return find_rows(seen, active, index); };  // the warp's
-    const auto place_of_action = [&](int index) {
-        const long long column = (long long)(index / GROUP_SIZE) * NUM_COLUMNS + FIRST_COLUMN + index % GROUP_SIZE;
-        return (const Action*)action + column * NUM_HEADS;
-    };
+    const SampleRow* sample_rows = (const SampleRow*)samples;
     const auto read_sample = [&](int index) {  // as memory has it; -1 for none
         Sample sample = {};
         sample.counts = index >= 0;
         if (index < 0) index = 0;
-        if (HAS_ACTIVE && !(CREDITS_TEAM && !HAS_POLICY_HERE)) {  // else the critic learns of who is out of the game, too
+        SampleRow row = {};
+        if (HAS_ORDER) {
+            row = sample_rows[index];
+            sample.action = (const Action*)sample_rows[index].action;
+        } else {
             const long long env_step = index / GROUP_SIZE;
-            sample.counts = sample.counts && active[env_step * ALL_AGENTS + FIRST_AGENT + index % GROUP_SIZE];
-        }
-        sample.action = place_of_action(index);
-        sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
-        if (HAS_POLICY_HERE) {
-            if (TAKES_EARLY) {
-                for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
+            const long long agent = index % GROUP_SIZE;
+            if (HAS_ACTIVE) row.counts = active[env_step * ALL_AGENTS + FIRST_AGENT + agent];
+            sample.action = (const Action*)action + (env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
+            if (HAS_POLICY_HERE) {
+                if (IS_PPO || MAX_LOG_RATIO > 0.0f) row.log_prob = log_prob[index];
+                row.advantage = advantage[index];
             }
-            if (IS_PPO || MAX_LOG_RATIO > 0.0f) sample.old_log_prob = log_prob[index];
-            sample.advantage = advantage[index];
+            if (HAS_VALUE_HERE && IS_PPO && CLIPS_VALUE) row.value = value[index];
+            if (HAS_VALUE_HERE || OF_VALUES) row.target = target[index];
         }
-        if (HAS_VALUE_HERE && IS_PPO && CLIPS_VALUE) sample.old_value = value[index];
-        if (HAS_VALUE_HERE || OF_VALUES) sample.target = target[index];
+        // A critic that credits the team learns of who is out of the game, too.
+        if (HAS_ACTIVE && !(CREDITS_TEAM && !HAS_POLICY_HERE)) sample.counts = sample.counts && row.counts;
+        sample.mask = HAS_MASK ? mask + (long long)index * NUM_OUTPUTS : nullptr;
+        if (HAS_POLICY_HERE && TAKES_EARLY) {
+            for (int head = 0; head < NUM_HEADS; ++head) sample.taken[head] = sample.action[head];
+        }
+        sample.old_log_prob = row.log_prob;
+        sample.old_value = row.value;
+        sample.advantage = row.advantage;
+        sample.target = row.target;
         return sample;
     };
     int next_index = sample_of(block);
@@ -301,17 +311,7 @@ __device__ __forceinline__ void learn(
 
         if (!FETCHES_BEFORE_SUMS && next_index >= 0) {  // what the next tile begins with
             if (!BY_LAYERS) fetch_row_ahead(seen, next_index);
-            if (HAS_ORDER) {
-                if (HAS_POLICY_HERE) {
-                    fetch_ahead(place_of_action(next_index));
-                    fetch_ahead(log_prob + next_index);
-                    fetch_ahead(advantage + next_index);
-                }
-                if (HAS_VALUE_HERE) {
-                    if (CLIPS_VALUE) fetch_ahead(value + next_index);
-                    fetch_ahead(target + next_index);
-                }
-            }
+            if (HAS_ORDER) fetch_ahead(sample_rows + next_index);
         }
         sample.share = sample.counts ? (CREDITS_TEAM && !HAS_POLICY_HERE ? share_of_value : scale.share) : 0.0f;
         sample.advantage = (sample.advantage - scale.mean) / scale.deviation;

@@ -60,6 +60,7 @@ class FusedLearner:
         self._key = torch.zeros(2, dtype=torch.int64, device=device)
         self._order = torch.zeros(plan.num_ordered, dtype=torch.int32, device=device)
         self._starts = torch.zeros(plan.num_ordered if sequences else 1, dtype=torch.bool, device=device)
+        self._samples = torch.zeros(plan.bytes_of_samples, dtype=torch.uint8, device=device)
         self._sums = torch.zeros(plan.num_steps, plan.num_sums, 3, dtype=torch.float64, device=device)
         self._coefficients, self._lr = new(3), new(2)
         # Of a Box what was drawn is kept beside what the env got. Its floats go to the kernels as ints.
@@ -116,6 +117,7 @@ class FusedLearner:
         if self.plan.has_order:
             self._key.random_(generator=learner.generator)
             self._shuffle()
+            self._bring_together()
         self._sum_advantages()
         if learner.world.size > 1:
             self._sums.copy_(learner.world.sum(self._sums)[0])
@@ -216,16 +218,14 @@ class FusedLearner:
     def _prepare_order(self) -> None:
         group, plan, sequences = self.learner.group, self.plan, self.plan.sequences
         unit = sequences.size if sequences else 1
-        constants = {
-            key: self.constants[key]
-            for key in ("HAS_ORDER", "HAS_ACTIVE", "GROUP_SIZE", "FIRST_AGENT", "ALL_AGENTS")
-        } | {
+        of_places = ("GROUP_SIZE", "FIRST_AGENT", "ALL_AGENTS", "NUM_HEADS", "NUM_COLUMNS", "FIRST_COLUMN")
+        constants = {key: self.constants[key] for key in ("HAS_ORDER", "HAS_ACTIVE", *of_places)} | {
             "NUM_SUMS": plan.num_sums,
             "NUM_SAMPLES": plan.num_samples,
             "NUM_EPOCHS": plan.num_epochs,
             "NUM_MINIBATCHES": plan.num_steps,
             "MINIBATCH": plan.size,
-            "HALF_BITS": max(1, -(-(plan.num_samples // unit - 1).bit_length() // 2)),
+            "ORDER_BITS": (plan.num_samples // unit - 1).bit_length(),
             "SUM_THREADS": SUM_THREADS,
             "SEQUENCE": sequences.length if sequences else 0,
             "STEP_ROWS": sequences.step_rows if sequences else 1,
@@ -233,6 +233,7 @@ class FusedLearner:
         }  # fmt: skip
         functions = FunctionManager(None, KERNELS / "minibatches.cu", constants, backend=self.packed.backend)
         num_blocks = min(-(-len(self._order) // 256), 16 * plan.policy.limits.num_multiprocessors)
+        by_rows = LaunchShape(num_blocks, (256, 1))
         shuffles, given = "shuffle_samples", {"key": self._key, "order": self._order}
         if sequences:
             rollout, active = group.rollout, self._active()
@@ -240,7 +241,7 @@ class FusedLearner:
             shuffles, given["starts"] = "shuffle_sequences", self._starts
             given |= {"terminated": rollout.terminated, "truncated": rollout.truncated}
             given |= {"active": active, "survived": survived}
-        self._shuffle = functions.prepare(shuffles, LaunchShape(num_blocks, (256, 1)), **given)
+        self._shuffle = functions.prepare(shuffles, by_rows, **given)
         self._sum_advantages = functions.prepare(
             "advantage_sums",
             LaunchShape(plan.num_sums * plan.num_steps, (SUM_THREADS, 1)),
@@ -249,6 +250,16 @@ class FusedLearner:
             active=self._active(),
             sums=self._sums,
         )
+        self._bring_together = functions.prepare(
+            "bring_samples_together", by_rows, samples=self._samples, **self._of_samples
+        )
+
+    @property
+    def _of_samples(self) -> dict[str, torch.Tensor]:
+        """What samples have besides features and masks."""
+        group = self.learner.group
+        judged = {"log_prob": group.log_prob, "value": group.value, "advantage": group.advantage}
+        return {"action": self._action, **judged, "target": self.learner.target, "active": self._active()}
 
     def _active(self) -> torch.Tensor:
         active = self.learner.group.rollout.active
@@ -263,13 +274,9 @@ class FusedLearner:
         order = self._order[of_epoch]
         arrays = {
             "order": order,
-            "action": self._action,
-            "log_prob": group.log_prob,
-            "value": group.value,
-            "advantage": group.advantage,
-            "target": learner.target,
+            "samples": self._samples,
+            **self._of_samples,
             "mask": torch.zeros(1, dtype=torch.bool, device=order.device) if group.mask is None else group.mask,
-            "active": self._active(),
             "value_moments": group.value_moments,
             "sums": self._sums[number],
             "coefficients": self._coefficients,

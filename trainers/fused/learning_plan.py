@@ -105,6 +105,13 @@ class LearningPlan:
         return self.num_samples * self.num_epochs if self.has_order else 1
 
     @property
+    def bytes_of_samples(self) -> int:
+        """Of what samples have besides their features (sample_row.cuh), if they come in an order of their own."""
+        request = self.policy.request
+        words = -(-(5 + len(request.head_sizes) + request.num_numbers) // 8) * 8
+        return 4 * words * self.num_samples if self.has_order else 1
+
+    @property
     def num_chunks(self) -> int:
         return -(-self.size // self.chunk)
 
@@ -139,6 +146,7 @@ class LearningPlan:
         tables += 16 if self.policy.request.norms_input else 0  # and where, when its parts are added up
         return {
             "order of samples": (5 if self.sequences else 4) * self.num_ordered,
+            "samples": self.bytes_of_samples,
             "records": sum(one.record_bytes for one in self.networks),
             "parts of the gradient": sum(4 * one.size_of_parts for one in self.networks),
             "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,

@@ -5,19 +5,21 @@
 //   NUM_EPOCHS                            times that all of them are learned from
 //   NUM_MINIBATCHES                       of all epochs together
 //   MINIBATCH                             samples of each; the last of an epoch may have fewer
-//   HALF_BITS                             4^HALF_BITS is at least NUM_SAMPLES
+//   ORDER_BITS                            2^ORDER_BITS is at least the number of what stays together
 //   NUM_SUMS, SUM_THREADS                 blocks a minibatch that sum up advantages; threads of each
 //   HAS_ORDER, HAS_ACTIVE                 whether there are such arrays
 //   GROUP_SIZE, FIRST_AGENT, ALL_AGENTS   agents of the group, and which they are of the env's
 //   SEQUENCE                              steps that stay together, of all agents of an env; 0: every sample is alone
 //   STEP_ROWS                             agents of the group in all envs
 //   CHUNK                                 samples that go through a recurrent network at once
+//   NUM_HEADS, NUM_COLUMNS, FIRST_COLUMN  words of an action; columns of the array of actions, and the group's first
 #include "warpdrive.cuh"
+#include "sample_row.cuh"
 
 constexpr int UNIT = SEQUENCE > 0 ? SEQUENCE * GROUP_SIZE : 1;  // samples that stay together
 constexpr int NUM_UNITS = NUM_SAMPLES / UNIT;
 
-static_assert(1ll << 2 * HALF_BITS >= NUM_UNITS, "samples have no place in the order");
+static_assert(1ll << ORDER_BITS >= NUM_UNITS, "samples have no place in the order");
 static_assert(NUM_SAMPLES % UNIT == 0 && MINIBATCH % UNIT == 0 && CHUNK % UNIT == 0, "sequences are cut");
 
 __device__ __forceinline__ unsigned mix(unsigned x)
@@ -28,23 +30,24 @@ __device__ __forceinline__ unsigned mix(unsigned x)
 }
 
 // What stands at a place of an epoch's order, of NUM_UNITS numbers.
-// A Feistel network of 6 rounds permutes 0 .. 4^HALF_BITS - 1, and is applied again where it leads out of
-// 0 .. NUM_UNITS - 1 (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+// A Feistel network of 6 rounds, whose right half may have a bit more than the left, permutes 0 .. 2^ORDER_BITS - 1, and
+// is applied again where it leads out of 0 .. NUM_UNITS - 1 (Black and Rogaway 2002, "Ciphers with arbitrary finite
+// domains").
 __device__ __forceinline__ unsigned permuted(const long long* key, unsigned epoch, unsigned number)
 {
-    constexpr unsigned MASK = (1u << HALF_BITS) - 1u;
+    constexpr int LEFT_BITS = ORDER_BITS / 2;
+    constexpr int RIGHT_BITS = ORDER_BITS - LEFT_BITS;
     unsigned round_key[4];
     for (int k = 0; k < 4; ++k) round_key[k] = mix((unsigned)(key[k / 2] >> (k % 2 * 32)) + epoch * 0xb5297a4du);
     do {
-        unsigned left = number >> HALF_BITS;
-        unsigned right = number & MASK;
+        unsigned left = number >> RIGHT_BITS;
+        unsigned right = number & ((1u << RIGHT_BITS) - 1u);
 #pragma unroll
-        for (unsigned round = 0; round < 6; ++round) {
-            const unsigned next = left ^ (mix(right ^ (round_key[round % 4] + round * 0x9e3779b9u)) & MASK);
-            left = right;
-            right = next;
+        for (unsigned round = 0; round < 6; round += 2) {
+            left ^= mix(right ^ (round_key[round % 4] + round * 0x9e3779b9u)) & ((1u << LEFT_BITS) - 1u);
+            right ^= mix(left ^ (round_key[round % 4 + 1] + (round + 1) * 0x9e3779b9u)) & ((1u << RIGHT_BITS) - 1u);
         }
-        number = (left << HALF_BITS) | right;
+        number = (left << RIGHT_BITS) | right;
     } while (number >= NUM_UNITS);
     return number;
 }
@@ -138,5 +141,25 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) advantage_sums(
     }
     if (threadIdx.x == 0) {
         for (int k = 0; k < 3; ++k) sums[(long long)blockIdx.x * 3 + k] = part[0][k];
+    }
+}
+
+// Brings together what each sample has besides its features.
+//   log_prob, value, advantage, target  [step, env, agent of the group]               read
+//   action                              [step, env, column, head]                     read
+//   active                              [step, env, agent of all], if it HAS_ACTIVE   read
+//   samples                             bytes of [sample] rows                        written
+extern "C" __global__ void bring_samples_together(
+    const float* log_prob, const float* value, const float* advantage, const float* target, const int* action,
+    const bool* active, unsigned char* samples)
+{
+    for (long long i = global_thread(); i < NUM_SAMPLES; i += num_global_threads()) {
+        const long long env_step = i / GROUP_SIZE;
+        const long long agent = i % GROUP_SIZE;
+        SampleRow row = {log_prob[i], value[i], advantage[i], target[i], 1};
+        if (HAS_ACTIVE) row.counts = active[env_step * ALL_AGENTS + FIRST_AGENT + agent];
+        const int* taken = action + (env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
+        for (int head = 0; head < NUM_HEADS; ++head) row.action[head] = taken[head];
+        ((SampleRow*)samples)[i] = row;
     }
 }

@@ -270,6 +270,7 @@ def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
     held = {
         "packed parameters": [packed.elements, packed.biases, packed.weight_place],
         "order of samples": [fused._order],
+        "samples": [fused._samples],
         "records": [one.records for one in fused._networks],
         "parts of the gradient": [one.parts for one in fused._networks],
         "gradient": [by.gradient, by._squares, by._is_critic, *by._tables.values()],
