@@ -42,6 +42,7 @@ constexpr int OUTPUT_BLOCKS = (NUM_ALL + 7) / 8;  // of 8, of which the forward 
 constexpr int KEPT2 = TILES2 > 0 ? TILES2 : 1;  // an array of none is no array
 constexpr int LAST_TILES = TILES2 > 0 ? TILES2 : TILES1;
 constexpr int AT_ONCE_LAST = TILES2 > 0 ? AT_ONCE2 : AT_ONCE1;
+constexpr bool HAS_FEW_OUTPUTS = OUTPUT_TILES == 1;
 // Where a warp has half as many rows as lanes, two lanes share a row's outputs: each takes every other head.
 constexpr int SHARE = ROW_TILES == 1 ? 2 : 1;
 constexpr bool FEATURES_IN_REGISTERS = FEATURE_TILES <= 8;
@@ -134,16 +135,18 @@ __device__ __forceinline__ float activate(float x)
 }
 
 // The deltas of two neighbours: the loss's derivatives by what they gave, times the activation's slope there.
-// A slope of 0 or 1 is applied to both at once, and by warpgroups that of tanh, too.
+// A slope of 0 or 1 is applied to both at once, and by warpgroups that of tanh, too; but of warpgroups with many outputs
+// as floats: the compiler keeps pairs of slopes from the way there, which then takes more registers than there are.
 __device__ __forceinline__ Pair delta_of(float low, float high, Pair gave)
 {
-    if constexpr (!IS_TANH) return where_positive(packed(low, high), gave);
+    constexpr bool IN_PAIRS = WARPGROUPS ? HAS_FEW_OUTPUTS : !IS_TANH;
 #if BY_WARPGROUPS
-    return times_slope_of_tanh(packed(low, high), gave);
-#else
-    const FloatPair y = unpack(gave);
-    return packed(low * (1.0f - y.low * y.low), high * (1.0f - y.high * y.high));
+    if constexpr (IN_PAIRS && IS_TANH) return times_slope_of_tanh(packed(low, high), gave);
 #endif
+    if constexpr (IN_PAIRS) return where_positive(packed(low, high), gave);
+    const FloatPair y = unpack(gave);
+    const auto slope = [](float y) { return IS_TANH ? 1.0f - y * y : y > 0.0f ? 1.0f : 0.0f; };
+    return packed(low * slope(y.low), high * slope(y.high));
 }
 
 __device__ __forceinline__ float normalised(float x, int column, const float* mean, const float* variance)

@@ -6,7 +6,7 @@
 //   GROUP_TILES  of a layer that are summed at once
 
 constexpr int NUM_SUMS_AT_ONCE = 2 * GROUP_TILES;
-constexpr bool OVERLAPS = OUTPUT_TILES == 1;  // more outputs take the registers
+constexpr bool OVERLAPS = HAS_FEW_OUTPUTS;
 
 // What a layer's products read: weights [row / 8][column / 8][8][8].
 //   tiles       of columns a row
