@@ -39,23 +39,25 @@ struct Shared {
     }
 };
 
-// Starts copying 64 rows: of gates, and of what a row of UNITS more. Rows that are none are zeros.
+// Starts copying 64 rows, 8 a warp: of gates, and of what has UNITS a row. Rows that are none are zeros.
 __device__ __forceinline__ void fetch_rows(
     Element* stage, const Element* gates, const Element* given, long long first, int num_rows)
 {
-    const int lane = lane_index();
-    for (int i = threadIdx.x / 32; i < ROWS / 8 * (GATES + UNITS) / 32; i += WARPS) {
-        const int row = i % 8 * 8 + lane % 8;
-        const int block = i / 8 * 4 + lane / 8;  // of 8 columns
-        Element* to = stage + block * COLUMN_BLOCK + row * 8;
-        const long long at = first + row;
-        if (at >= num_rows) {
-            eight_at(to) = Eight{};
-        } else if (block < GATES / 8) {
-            start_eight((Eight*)to, gates + at * (4 * UNITS) + block * 8);
-        } else {
-            start_eight((Eight*)to, given + at * UNITS + block * 8 - GATES);
-        }
+    const int row = threadIdx.x / 32 * 8 + lane_index() % 8;
+    const int block = lane_index() / 8;  // of 8 columns, and every fourth after it
+    Element* to = stage + block * COLUMN_BLOCK + row * 8;
+    const bool is_there = first + row < num_rows;
+    const Element* of_gates = gates + (first + row) * (4 * UNITS) + block * 8;
+    const Element* of_given = given + (first + row) * UNITS + block * 8;
+    if (is_there) {
+#pragma unroll
+        for (int i = 0; i < GATES / 32; ++i) start_eight((Eight*)(to + i * (4 * COLUMN_BLOCK)), of_gates + 32 * i);
+        to += GATES / 8 * COLUMN_BLOCK;
+#pragma unroll
+        for (int i = 0; i < UNITS / 32; ++i) start_eight((Eight*)(to + i * (4 * COLUMN_BLOCK)), of_given + 32 * i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < (GATES + UNITS) / 32; ++i) eight_at(to + i * (4 * COLUMN_BLOCK)) = Eight{};
     }
     close_copies();
 }
@@ -70,7 +72,7 @@ __device__ __forceinline__ void go_to_input(
     float* of_warp)
 {
     const int t = lane_index() & 3;
-    float columns[4][2] = {};
+    float columns[8] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = threadIdx.x / 32 % 4 * 16 + lane_index() / 4 + 8 * half;
@@ -81,19 +83,26 @@ __device__ __forceinline__ void go_to_input(
             const FloatPair y = unpack(gave.pair[i]);
             const float low = sum[i][2 * half] * slope(y.low);
             const float high = sum[i][2 * half + 1] * slope(y.high);
-            columns[i][0] += low;
-            columns[i][1] += high;
+            columns[2 * i] += low;
+            columns[2 * i + 1] += high;
             deltas.pair[i] = packed(low, high);
         }
         if (first + row < num_rows) eight_at(by_input + (first + row) * UNITS + unit + 8 * t) = deltas;
     }
+    // Over the warp's rows: of two lanes each adds up half of what both have, until each has one column.
+    int column = 8 * t;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        float all = columns[i / 2][i % 2];
+    for (int half = 4; half > 0; half /= 2) {
+        const bool is_upper = lane_index() & (4 * half);
 #pragma unroll
-        for (int flip = 4; flip < 32; flip *= 2) all += __shfl_xor_sync(ALL_LANES, all, flip);
-        if (lane_index() < 4) of_warp[8 * t + i] += all;
+        for (int i = 0; i < half; ++i) {
+            const float own = is_upper ? columns[i + half] : columns[i];
+            const float others = is_upper ? columns[i] : columns[i + half];
+            columns[i] = own + __shfl_xor_sync(ALL_LANES, others, 4 * half);
+        }
+        column += is_upper ? half : 0;
     }
+    of_warp[column] += columns[0];
 }
 
 // What blocks of a kind do.
