@@ -141,24 +141,9 @@ class CellPlan:
         return self.shared_bytes_of(*self.tiles)
 
     @property
-    def gradient_blocks(self) -> tuple[int, int]:
-        """Of gru_gradients.cu: those of the input, which have twice as much to do, and those of the state."""
-        num_blocks = self.limits.num_multiprocessors
-        of_state = max(1, num_blocks * 5 // 16)
-        return max(1, num_blocks - of_state), of_state
-
-    @property
-    def gradient_sizes(self) -> tuple[int, int]:
-        """Numbers of such a block: weights, and biases; the input's have those of what it came out of, too."""
-        weights = 3 * self.units * self.units
-        return weights + 4 * self.units, weights + 3 * self.units
-
-    @property
-    def gradient_size(self) -> int:
-        """Numbers of what all blocks sum up: of the biases' gradient, and by warpgroups, that of the weights."""
-        if not self.by_warpgroups:
-            return self.num_blocks * self.bias_width
-        return sum(number * size for number, size in zip(self.gradient_blocks, self.gradient_sizes, strict=True))
+    def bias_size(self) -> int:
+        """Numbers of what all blocks sum up of the biases' gradient."""
+        return self.num_blocks * self.bias_width
 
     @property
     def bias_width(self) -> int:

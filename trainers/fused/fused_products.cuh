@@ -34,8 +34,6 @@ static_assert(8 * PIECES2 == TILES2, "layer 2 has rows of no piece");
 static_assert(TILES1 % 8 == 0, "layer 1 has rows of no piece");
 static_assert(SHARES1 <= SHARES2, "there are parts for as many shares as layer 2 has");
 
-#include "sums_of_group.cuh"
-
 constexpr int RECORD_TILES = RECORD / 16;
 constexpr int ACROSS = 1024;  // bytes of shared memory from 8 columns of 64 samples to the next 8
 constexpr int GIVEN_BYTES = TILES1 * TILE_BYTES;
@@ -112,6 +110,52 @@ __device__ __forceinline__ void go_through(const Supply<STAGES, STAGE_BYTES, COU
         if (threadIdx.x == 0 && i + STAGES < count) supply.fill(i + STAGES);
         __syncwarp();
     }
+}
+
+// Sums of 64 rows by 8 COUNT columns, to [.., pitch] floats, or from there; `out` is where the warpgroup's begin.
+template <int COUNT, typename Each>
+__device__ __forceinline__ void for_each_pair(float (&sum)[COUNT][4], float* out, int pitch, Each each)
+{
+    const int row = (threadIdx.x >> 5) % 4 * 16 + (lane_index() >> 2);
+    float* place = out + row * pitch + 2 * (lane_index() & 3);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        each(sum[i][0], sum[i][1], (FloatPair*)(place + 8 * i));
+        each(sum[i][2], sum[i][3], (FloatPair*)(place + 8 * pitch + 8 * i));
+    }
+}
+template <int COUNT>
+__device__ __forceinline__ void begin_sums(float (&sum)[COUNT][4], float* out, int pitch, bool goes_on)
+{
+    for_each_pair(sum, out, pitch, [&](float& low, float& high, const FloatPair* place) {
+        const FloatPair was = goes_on ? *place : FloatPair{0.0f, 0.0f};
+        low = was.low;
+        high = was.high;
+    });
+    settle(sum);
+}
+template <int COUNT>
+__device__ __forceinline__ void write_sums(float (&sum)[COUNT][4], float* out, int pitch)
+{
+    settle(sum);
+    for_each_pair(sum, out, pitch, [](float low, float high, FloatPair* place) { *place = {low, high}; });
+}
+
+// Row sums alone, which stand in every column of a product with ones; `out` [64] is the warpgroup's.
+__device__ __forceinline__ void begin_row_sums(float (&sum)[1][4], const float* out, bool goes_on)
+{
+    const float* place = out + (threadIdx.x >> 5) % 4 * 16 + (lane_index() >> 2);
+    sum[0][0] = sum[0][1] = goes_on ? place[0] : 0.0f;
+    sum[0][2] = sum[0][3] = goes_on ? place[8] : 0.0f;
+    settle(sum);
+}
+__device__ __forceinline__ void write_row_sums(float (&sum)[1][4], float* out)
+{
+    settle(sum);
+    if ((lane_index() & 3) != 0) return;
+    float* place = out + (threadIdx.x >> 5) % 4 * 16 + (lane_index() >> 2);
+    place[0] = sum[0][0];
+    place[8] = sum[0][2];
 }
 
 // What comes of 64 columns of deltas 2, and of hidden 2, from `row` on.

@@ -5,8 +5,9 @@
 // memory. What a lane has of 32 units of a row are 8 neighbours, 16 bytes, as those of a record do lie; weights stand in
 // shared memory in the order of what lanes hold.
 //
-// Constants, besides those of by_warpgroups.cuh:
-//   UNITS  of the cell; its input has as many columns
+// Constants, besides those of by_warpgroups.cuh, of which WARPS are those of a block of gru_by_input:
+//   UNITS    of the cell; its input has as many columns
+//   WALKERS  warps of a block of the other kernels
 #include "layers/gru_of_warp.cuh"
 
 // Every step of some sequences, as in gru.cu.
@@ -21,7 +22,7 @@
 //   num_rows, num_steps
 //   step_rows                agents of the group in all envs
 //   memory_size, cell_start  units of all cells of the policy, and the first that is this one's
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
+extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_forward(
     const unsigned char* weights, const float* bias_input, const float* bias_hidden, const float* memory,
     const int* order, const bool* starts, const unsigned char* input, const unsigned char* input_weights,
     unsigned char* gates, unsigned char* hidden, int num_rows, int num_steps, int step_rows, int memory_size,
@@ -31,10 +32,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
     Element* of_state = (Element*)shared;      // gates q, r, z
     Element* of_input = of_state + WEIGHTS;    // gates r, z, n
     Eight* inputs = (Eight*)(of_input + WEIGHTS) + threadIdx.x;  // [2 CHUNKS][thread]
-    float* biases = (float*)((Eight*)(of_input + WEIGHTS) + 2 * CHUNKS * THREADS);  // [q, r, z, n][UNITS]
+    float* biases = (float*)((Eight*)(of_input + WEIGHTS) + 2 * CHUNKS * WALK_THREADS);  // [q, r, z, n][UNITS]
     spread_forwards(of_state, weights, 2);
     spread_forwards(of_input, input_weights, 0);
-    for (int i = threadIdx.x; i < UNITS; i += THREADS) {
+    for (int i = threadIdx.x; i < UNITS; i += WALK_THREADS) {
         biases[logical(i)] = bias_hidden[2 * UNITS + i];
         biases[UNITS + logical(i)] = bias_input[UNITS + i] + bias_hidden[i];
         biases[2 * UNITS + logical(i)] = bias_input[2 * UNITS + i] + bias_hidden[UNITS + i];
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
 #pragma unroll
             for (int i = 0; i < 2 * CHUNKS; ++i) {
                 const Element* from = all_inputs + rows.place(min(step, num_steps - 1), i % 2) * UNITS + i / 2 * 32;
-                start_eight(inputs + i * THREADS, from);
+                start_eight(inputs + i * WALK_THREADS, from);
             }
             close_copies();
         };
@@ -97,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
             wait_for_groups<0>();
 #pragma unroll
             for (int i = 0; i < 2 * CHUNKS; ++i) {
-                const Eight found = inputs[i * THREADS];
+                const Eight found = inputs[i * WALK_THREADS];
 #pragma unroll
                 for (int k = 0; k < 4; ++k) given[i / 2 * 2 + k / 2][k % 2 * 2 + i % 2] = found.pair[k];
             }
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
     }
 }
 
-// The way back, as in gru.cu, but for what goes to the input and for the biases, which are the work of gru_gradients.cu.
+// The way back, as in gru.cu, but for what goes to the input.
 //   weights   as gru_pack.cu has them, backwards                                                 read
 //   starts    as above                                                                           read
 //   delta     [step, row, UNITS]  the loss's derivatives by the states after each step, but for
@@ -180,36 +181,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
 //   gates     [step, row, 4 UNITS]  as above; then the loss's derivatives by what goes into
 //             n, r, z, and by q                                                                  read, written
 //   hidden    [step + 1, row, UNITS]  as above; then 0 where a step remembered nothing           read, written
+//   bias_gradient  [block, 5 UNITS]  the first four: sums of those derivatives                   written
 //   num_rows, num_steps
-extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
+extern "C" __global__ void __launch_bounds__(WALK_THREADS, 1) gru_backward(
     const unsigned char* weights, const bool* starts, const unsigned char* delta, unsigned char* gates,
-    unsigned char* hidden, int num_rows, int num_steps)
+    unsigned char* hidden, float* bias_gradient, int num_rows, int num_steps)
 {
     constexpr int PIECES = 12;  // of a chunk: n, r, z, q, the state before, the loss's derivatives by that after
     extern __shared__ char shared[];
     Element* of_state = (Element*)shared;
     Eight* stage = (Eight*)(of_state + WEIGHTS) + threadIdx.x;  // [2][PIECES][thread]
-    spread_backwards<false>(of_state, weights);
+    spread_backwards(of_state, weights, WALK_THREADS);
     show_to_products();
     __syncthreads();
     Element* all_gates = (Element*)gates;
     Element* all_hidden = (Element*)hidden;
     const Factor<OF_GATES> by_gates(of_state);
     const int t = lane_index() & 3;
+    float by_bias[4][4] = {};  // sums of the deltas of n, r, z, q by units: a row of 8 of them for each 8 units
     for (int number = first_group(); number * 64 < num_rows; number += num_groups()) {
         const Sequences rows(number, num_rows);
         const auto fetch = [&](int step, int c) {
-            Eight* to = stage + c % 2 * (PIECES * THREADS);
+            Eight* to = stage + c % 2 * (PIECES * WALK_THREADS);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const long long place = rows.place(max(step, 0), half);
                 const int unit = 32 * c + 8 * t;
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    start_eight(to + (2 * i + half) * THREADS, all_gates + place * (4 * UNITS) + i * UNITS + unit);
+                    start_eight(to + (2 * i + half) * WALK_THREADS, all_gates + place * (4 * UNITS) + i * UNITS + unit);
                 }
-                start_eight(to + (8 + half) * THREADS, all_hidden + place * UNITS + unit);
-                start_eight(to + (10 + half) * THREADS, (const Element*)delta + place * UNITS + unit);
+                start_eight(to + (8 + half) * WALK_THREADS, all_hidden + place * UNITS + unit);
+                start_eight(to + (10 + half) * WALK_THREADS, (const Element*)delta + place * UNITS + unit);
             }
             close_copies();
         };
@@ -231,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
                 wait_for_products<1>();
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const auto piece = [&](int i) { return stage[(c % 2 * PIECES + 2 * i + half) * THREADS]; };
+                    const auto piece = [&](int i) { return stage[(c % 2 * PIECES + 2 * i + half) * WALK_THREADS]; };
                     const Eight n = piece(0), r = piece(1), z = piece(2), q = piece(3), before = piece(4), own = piece(5);
                     const long long place = rows.place(step, half);
                     Eight by[4];
@@ -267,6 +270,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
                     }
                     if (keeps[half] == 0.0f) eight_at(all_hidden + place * UNITS + 32 * c + 8 * t) = Eight{};
                 }
+                // Before this chunk's products, behind which they would wait.
+#pragma unroll
+                for (int i = 0; i < 8; ++i) add_columns(by_bias[i / 2], tiles[c % 2][i], 4 * c + i % 2 * 2);
                 settle_input(tiles[c % 2]);
                 fetch(c + 2 < CHUNKS ? step : step - 1, (c + 2) % CHUNKS);
                 begin_products();
@@ -290,5 +296,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
             }
         }
         wait_for_groups<0>();
+    }
+    __syncthreads();
+    float* of_warp = (float*)shared;  // [warp][4 UNITS]
+    const int unit = lane_index() / 16 * 32 + 8 * t + lane_index() / 4 % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const int at = unit + i % 4 / 2 * (UNITS / 2) + i % 2;
+        of_warp[(threadIdx.x / 32 * 4 + i / 4) * UNITS + at] = by_bias[i / 4][i % 4];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 4 * UNITS; i += WALK_THREADS) {
+        float all = 0.0f;
+        for (int warp = 0; warp < WALKERS; ++warp) all += of_warp[warp * 4 * UNITS + i];
+        bias_gradient[blockIdx.x * (5 * UNITS) + i] = all;
+    }
+}
+
+// From the deltas of n, r, z to those of what went into the activation that the input came out of.
+//   weights   as gru_pack.cu has the input's, backwards                                          read
+//   gates     [row, 4 UNITS]  of which the first three                                           read
+//   input     [row, UNITS]  what the activation gave                                             read
+//   by_input  [row, UNITS]                                                                       written
+//   bias_gradient  [block, 5 UNITS]  the last: sums over the block's rows                        written
+//   num_rows  of all steps
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_by_input(
+    const unsigned char* weights, const unsigned char* gates, const unsigned char* input, unsigned char* by_input,
+    float* bias_gradient, int num_rows)
+{
+    extern __shared__ char shared[];
+    Element* of_input = (Element*)shared;
+    float* sums = (float*)(of_input + WEIGHTS);  // [warp][UNITS]
+    spread_backwards(of_input, weights, THREADS);
+    for (int i = threadIdx.x; i < WARPS * UNITS; i += THREADS) sums[i] = 0.0f;
+    show_to_products();
+    __syncthreads();
+    const Rows rows(blockIdx.x, gridDim.x, num_rows);
+    Units units(
+        rows, (const Element*)gates, 4 * UNITS, 3 * UNITS / 32, (const Element*)input, UNITS, UNITS / 32,
+        (Element*)(sums + WARPS * UNITS));
+    go_back_through<4, false>(
+        rows, units, 3 * UNITS, of_input, Layer{units}, (Element*)by_input, UNITS, sums + threadIdx.x / 32 * UNITS);
+    __syncthreads();
+    for (int i = threadIdx.x; i < UNITS; i += THREADS) {
+        float all = 0.0f;
+        for (int warp = 0; warp < WARPS; ++warp) all += sums[warp * UNITS + logical(i)];
+        bias_gradient[blockIdx.x * (5 * UNITS) + 4 * UNITS + i] = all;
     }
 }

@@ -61,9 +61,7 @@ class GradientPlan:
     @property
     def size_of_parts(self) -> int:
         """Numbers of all parts."""
-        of_cell = 0
-        if self.cell is not None:  # whose warpgroups add up all chunks
-            of_cell = self.cell.gradient_size * (1 if self.cell.by_warpgroups else self.num_parts)
+        of_cell = 0 if self.cell is None else self.num_parts * self.cell.bias_size
         return self.num_parts * self.part_size + self.num_row_blocks * self.shape.num_biases + of_cell
 
     @property

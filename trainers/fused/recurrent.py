@@ -19,13 +19,16 @@ from trainers.fused.by_layers import (
     LayersGradient,
     NetworkOfRows,
     Norm,
+    block_of,
+    bytes_of_sums,
     places_of_sums,
+    unit_of,
 )
 from trainers.fused.cell import CellPlan, RecurrentShape
 from trainers.fused.gradient import Places
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
-from trainers.fused.shape import STAGE_ROWS, WARPS
+from trainers.fused.shape import WARPS
 from trainers.fused.source import in_clusters
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager, all_of
@@ -54,14 +57,17 @@ class CellKernels:
         )
 
     @cached_property
-    def _by_warpgroups(self) -> tuple[FunctionManager, FunctionManager]:
-        """Of gru_by_warpgroups.cu, and gru_gradients.cu."""
-        plan, backend = self.plan, self._backend
+    def _by_warpgroups(self) -> FunctionManager:
+        plan = self.plan
         constants = {"FULL_PRECISION": plan.element_bytes == 4, "IS_TANH": plan.is_tanh, "UNITS": plan.units}
-        constants["WARPS"] = WARPS
-        walk = FunctionManager(None, KERNELS / "gru_by_warpgroups.cu", constants, backend=backend)
-        constants = {**constants, "OF_STATE": plan.gradient_blocks[1]}
-        return walk, FunctionManager(None, KERNELS / "gru_gradients.cu", constants, backend=backend)
+        warps, ahead = self._block_by_input
+        constants |= {"WALKERS": WARPS, "WARPS": warps, "AHEAD": ahead}
+        return FunctionManager(None, KERNELS / "gru_by_warpgroups.cu", constants, backend=self._backend)
+
+    @property
+    def _block_by_input(self) -> tuple[int, int]:
+        """Of gru_by_input, as of a layer whose input are the deltas of three gates."""
+        return block_of(self.plan.limits, self.plan.element_bytes, 3 * self.plan.units)
 
     def prepare_forward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
         plan = self.plan
@@ -71,32 +77,26 @@ class CellKernels:
         elements = 6 * plan.units**2 + 2 * 32 * WARPS * plan.units // 4  # weights; a step's input of each thread
         shape = self._walk_shape(elements, 4 * plan.units)
         counts = {"num_rows": num_rows, "num_steps": num_steps, **of_memory}
-        return self._by_warpgroups[0].prepare("gru_forward", shape, **counts, **arrays)
+        return self._by_warpgroups.prepare("gru_forward", shape, **counts, **arrays)
 
     def prepare_backward(
         self, num_rows: int, num_steps: int, input: torch.Tensor, input_weights: torch.Tensor,
-        by_input: torch.Tensor, gradient: torch.Tensor, goes_on: bool = False, **arrays: torch.Tensor,
+        by_input: torch.Tensor, **arrays: torch.Tensor,
     ) -> Call:  # fmt: skip
-        """
-        Args:
-            gradient: [gradient_size] float32: of biases, a row a block; by warpgroups, as gru_gradients.cu has it.
-            goes_on: whether warpgroups add to what is there.
-        """
         plan = self.plan
         of_input = {"input": input, "by_input": by_input}
         if not plan.by_warpgroups:
-            of_input |= {"input_weights": input_weights, "bias_gradient": gradient}
+            of_input["input_weights"] = input_weights
             return self._prepare("gru_backward", num_rows, num_steps, **of_input, **arrays)
         elements = 3 * plan.units**2 + 2 * 12 * 8 * 32 * WARPS  # weights; two chunks of each thread
         counts = {"num_rows": num_rows, "num_steps": num_steps}
-        walk, gradients = self._by_warpgroups
-        back = walk.prepare("gru_backward", self._walk_shape(elements), **counts, **arrays)
-        elements = 128 + 2 * 4 * plan.units * STAGE_ROWS + 3 * plan.units**2  # ones; two stages; weights
-        num_bytes = plan.element_bytes * elements + 4 * WARPS * plan.units // 2
-        shape = LaunchShape(sum(plan.gradient_blocks), (32 * WARPS, 1), num_bytes)
-        given = {name: arrays[name] for name in ("gates", "hidden")}
-        given |= {"weights": input_weights, "gradient": gradient, "num_rows": num_rows * num_steps, "goes_on": goes_on}
-        return all_of([back, gradients.prepare("gru_gradients", shape, **given, **of_input)])
+        walk = self._by_warpgroups.prepare("gru_backward", self._walk_shape(elements), **counts, **arrays)
+        warps, ahead = self._block_by_input
+        num_bytes = plan.element_bytes * (plan.input_elements + ahead * unit_of(warps)) + bytes_of_sums(warps)
+        shape = LaunchShape(plan.num_blocks, (32 * warps, 1), num_bytes)
+        shared = {name: arrays[name] for name in ("gates", "bias_gradient")}
+        given = {"weights": input_weights, "num_rows": num_rows * num_steps}
+        return all_of([walk, self._by_warpgroups.prepare("gru_by_input", shape, **given, **shared, **of_input)])
 
     def _walk_shape(self, elements: int, floats: int = 0) -> LaunchShape:
         return LaunchShape(self.plan.num_blocks, (32 * WARPS, 1), self.plan.element_bytes * elements + 4 * floats)
@@ -302,11 +302,8 @@ class RecurrentGradient(LayersGradient):
         before = len(self._products) + len(self._sums)
         num_parts = plan.num_parts * plan.cell.num_blocks
         for number, (layer, (weights, biases)) in enumerate(zip(self.network.layers, places, strict=True)):
-            of_cell = number - (len(places) - 3)
-            if plan.cell.by_warpgroups and of_cell in (-1, 0, 1):
-                found += self._places_by_warpgroups(number, of_cell, weights, before)
-                continue
             found.append(Places(layer.weight, weights[layer.rows], plan.part_size, plan.num_parts))
+            of_cell = number - (len(places) - 3)
             if of_cell in (0, 1):  # of the input: the first three of four gates; of the state: the last three
                 columns = of_cell * units + np.arange(3 * units)
             elif of_cell == -1 and plan.cell.in_width:
@@ -318,26 +315,6 @@ class RecurrentGradient(LayersGradient):
                 continue
             found += places_of_sums(plan, number, layer, len(self._products) + biases)
         return found
-
-    def _places_by_warpgroups(self, number: int, of_cell: int, weights: np.ndarray, before: int) -> list[Places]:
-        """Of the cell's input, its state, or the layer before it, of which gru_gradients.cu makes the biases' alone.
-
-        Args:
-            weights: the layer's, in a part.
-            before: numbers that stand before the cell's.
-        """
-        plan, layer, units = self.plan, self.network.layers[number], self.plan.shape.units
-        blocks, sizes = plan.cell.gradient_blocks, plan.cell.gradient_sizes
-        if of_cell == 1:
-            before += blocks[0] * sizes[0]
-        kind = max(of_cell, 0)
-        first_bias = 3 * units**2 + (3 * units if of_cell < 0 else 0)
-        biases = before + first_bias + np.arange(len(layer.bias))
-        found = [Places(layer.bias, biases, sizes[kind], blocks[kind])]
-        if of_cell < 0:
-            return [*found, Places(layer.weight, weights[layer.rows], plan.part_size, plan.num_parts)]
-        places = before + weights[layer.rows] - plan.shape.starts[number][0]
-        return [*found, Places(layer.weight, places, sizes[kind], blocks[kind])]
 
     def arrays(self) -> dict[str, torch.Tensor]:
         return {**self._made.arrays(), "records": bytes_of(self._made.rows_of["delta"])}
@@ -353,7 +330,6 @@ class RecurrentGradient(LayersGradient):
         before, after = made.states_of(num_rows, self._num_steps)
         input = made.layer(len(made.trunk) - 1)[:num_rows]
         by_input = made.rows_of["by_input"][:num_rows] if plan.cell.in_width else input  # else it is not written
-        by_warpgroups, size = plan.cell.by_warpgroups, plan.cell.gradient_size
         calls = [
             made.kernels.add_up(delta, self._sums_of(-1), goes_on),
             made.last.prepare_gradient(delta, after, self._part_of(number, -1)),
@@ -369,17 +345,14 @@ class RecurrentGradient(LayersGradient):
                 gates=bytes_of(gates),
                 hidden=bytes_of(made.rows_of["states"]),
                 by_input=bytes_of(by_input),
-                gradient=self._of_cell[0 if by_warpgroups else number * size :][:size],
-                goes_on=goes_on,
+                bias_gradient=self._of_cell[number * plan.cell.bias_size : (number + 1) * plan.cell.bias_size],
             ),
+            made.of_state.prepare_gradient(gates[:, units:], before, self._part_of(number, -2)),
         ]
-        if not by_warpgroups:
-            calls.append(made.of_state.prepare_gradient(gates[:, units:], before, self._part_of(number, -2)))
         layer, delta = made.of_input, gates[:, : 3 * units]
         for i in reversed(range(len(made.trunk) + 1)):
             given = made.layer(i - 1)[:num_rows]
-            if not (by_warpgroups and layer is made.of_input):
-                calls.append(layer.prepare_gradient(delta, given, self._part_of(number, i)))
+            calls.append(layer.prepare_gradient(delta, given, self._part_of(number, i)))
             if i == 0:
                 break
             if i == len(made.trunk) and plan.cell.in_width:

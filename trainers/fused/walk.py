@@ -135,7 +135,7 @@ class _Walked(torch.autograd.Function):
         go_back = kernels.prepare_backward(
             num_rows, len(starts), weights=packed.backwards, starts=starts,
             delta=bytes_of(by_states.flatten(0, 1).to(walk.dtype).contiguous()), input=nothing, input_weights=nothing,
-            gates=bytes_of(gates), hidden=bytes_of(states), by_input=nothing, gradient=sums.flatten(),
+            gates=bytes_of(gates), hidden=bytes_of(states), by_input=nothing, bias_gradient=sums.flatten(),
         )  # fmt: skip
         with walk.backend.in_thread():  # torch goes back in a thread of its own
             go_back()

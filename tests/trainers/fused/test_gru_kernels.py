@@ -116,7 +116,7 @@ class Walk:
         return {"input": self._bytes(self._put(self.input)), "input_weights": weights}
 
     def backward(self) -> None:
-        self.gradient = self._put(torch.full((self.plan.gradient_size,), float("nan")))
+        self.bias_gradient = self._put(torch.full((self.plan.num_blocks, self.plan.bias_width), float("nan")))
         self.by_input = self._put(torch.full_like(self.input, float("nan")))
         self.kernels.prepare_backward(
             self.case.num_rows,
@@ -126,7 +126,7 @@ class Walk:
             gates=self._bytes(self.gates),
             hidden=self._bytes(self.hidden),
             by_input=self._bytes(self.by_input),
-            gradient=self.gradient,
+            bias_gradient=self.bias_gradient,
             num_steps=self.case.num_steps,
             **self._given(self.packed.input_backwards),
         )()
@@ -206,29 +206,6 @@ def walk(request, backend) -> Walk:
     return Walk(case, backend, element_bytes)
 
 
-def assert_sums_are_of_all_rows(walk: Walk, gradients: dict[str, torch.Tensor]) -> None:
-    """What the kernels add up of a cell whose products a matrix library makes: biases."""
-    units, biases = walk.case.units, walk.gradient.view(-1, walk.plan.bias_width).sum(0)
-    assert_near(biases[: 3 * units], gradients["bias_input"], walk.dtype)
-    assert_near(biases[units : 4 * units], gradients["bias_hidden"], walk.dtype)
-    if walk.case.in_width:
-        assert_near(biases[4 * units :], gradients["input"].sum((0, 1)), walk.dtype)
-
-
-def assert_gradients_are_of_all_rows(walk: Walk, gradients: dict[str, torch.Tensor]) -> None:
-    """What warpgroups add up, by blocks of two kinds."""
-    units, sizes = walk.case.units, walk.plan.gradient_sizes
-    first = walk.plan.gradient_blocks[0] * sizes[0]
-    of_input, of_state = walk.gradient[:first].view(-1, sizes[0]), walk.gradient[first:].view(-1, sizes[1])
-    of_all = of_input.sum(0).split([3 * units**2, 3 * units, units])
-    expected = (gradients["input_weight"].flatten(), gradients["bias_input"], gradients["input"].sum((0, 1)))
-    for found, one in zip(of_all, expected, strict=True):
-        assert_near(found, one, walk.dtype)
-    weights, biases = of_state.sum(0).split([3 * units**2, 3 * units])
-    assert_near(weights, gradients["weight"].flatten(), walk.dtype)
-    assert_near(biases, gradients["bias_hidden"], walk.dtype)
-
-
 def test_states_and_gradients_are_those_of_torch(walk):
     units = walk.case.units
     states, gradients = walk.expect()
@@ -241,13 +218,14 @@ def test_states_and_gradients_are_those_of_torch(walk):
     if walk.case.in_width:
         weight = gates[..., : 3 * units].flatten(0, 1).t() @ walk.input.double().flatten(0, 1)
         assert_near(weight, gradients["input_weight"], walk.dtype)
+        biases = walk.bias_gradient.sum(0)[4 * units :]
+        assert_near(biases, gradients["input"].sum((0, 1)), walk.dtype)
     of_state = gates[..., units:].flatten(0, 1)
     weight = of_state.t() @ walk.hidden[:-1].double().cpu().flatten(0, 1)
     assert_near(weight, gradients["weight"], walk.dtype)
-    if walk.plan.by_warpgroups:
-        assert_gradients_are_of_all_rows(walk, gradients)
-    else:
-        assert_sums_are_of_all_rows(walk, gradients)
+    biases = walk.bias_gradient.sum(0)[: 4 * units]
+    assert_near(biases[: 3 * units], gradients["bias_input"], walk.dtype)
+    assert_near(biases[units:], gradients["bias_hidden"], walk.dtype)
 
 
 def test_a_step_is_the_first_of_the_sequence(walk):

@@ -1,10 +1,11 @@
 // Of a gated recurrent unit all of whose units a warp has, of 16 sequences: its weights in shared memory as wgmma reads
-// them, and what a lane has of a row. A part of gru_by_warpgroups.cu, whose constants it takes.
+// them, what a lane has of a row, and sums over rows. A part of gru_by_warpgroups.cu, whose constants it takes.
 #pragma once
 #include "by_warpgroups.cuh"
 
 constexpr int CHUNKS = UNITS / 32;
 constexpr int TILES = UNITS / 16;
+constexpr int WALK_THREADS = 32 * WALKERS;
 constexpr int BLOCK = 64;  // elements of a block of 8 x 8
 constexpr int ALONG = BLOCK * (int)sizeof(Element);
 constexpr int OF_GATES = 3 * UNITS / 8 * ALONG;  // bytes from 8 columns of B to the next, where gates are summed over
@@ -24,13 +25,13 @@ __device__ __forceinline__ int logical(int unit)
 //   PARTS   pieces of 16 columns
 //   number  of the piece among those
 template <int PARTS, typename Place>
-__device__ __forceinline__ void spread(Element* shared, const unsigned char* weights, Place place)
+__device__ __forceinline__ void spread(Element* shared, const unsigned char* weights, int num_threads, Place place)
 {
     struct alignas(16) Fragment {
         Pair pair[4];
     };
 #pragma unroll 4
-    for (int i = threadIdx.x; i < WEIGHTS / 8; i += THREADS) {
+    for (int i = threadIdx.x; i < WEIGHTS / 8; i += num_threads) {
         const Fragment found = ((const Fragment*)weights)[i];
         const int lane = i % 32;
 #pragma unroll
@@ -44,19 +45,18 @@ __device__ __forceinline__ void spread(Element* shared, const unsigned char* wei
 // Those of the way there, [chunk][3 gates of 4 blocks][unit / 8][8][8]: of gates r, z, n the one at first comes first.
 __device__ __forceinline__ void spread_forwards(Element* shared, const unsigned char* weights, int first)
 {
-    spread<3 * TILES>(shared, weights, [&](int number, int column, int depth) {
+    spread<3 * TILES>(shared, weights, WALK_THREADS, [&](int number, int column, int depth) {
         const int gate = (number % 3 + 3 - first) % 3;
         const int to = logical(column), from = logical(number / 3 * 16 + depth);
         const int block = (to / 32 * 12 + gate * 4 + to % 32 / 8) * (UNITS / 8) + from / 8;
         return block * BLOCK + to % 8 * 8 + from % 8;
     });
 }
-// Those of the way back, [unit / 8][3 UNITS / 8][8][8]; gates as registers hold them, or if it is IN_ORDER, as memory does.
-template <bool IN_ORDER>
-__device__ __forceinline__ void spread_backwards(Element* shared, const unsigned char* weights)
+// Those of the way back, [unit / 8][3 UNITS / 8][8][8].
+__device__ __forceinline__ void spread_backwards(Element* shared, const unsigned char* weights, int num_threads)
 {
-    spread<3 * TILES>(shared, weights, [&](int number, int column, int depth) {
-        const int to = logical(column), from = IN_ORDER ? number * 16 + depth : logical(number * 16 + depth);
+    spread<3 * TILES>(shared, weights, num_threads, [&](int number, int column, int depth) {
+        const int to = logical(column), from = logical(number * 16 + depth);
         return (to / 8 * (3 * UNITS / 8) + from / 8) * BLOCK + to % 8 * 8 + from % 8;
     });
 }
@@ -135,5 +135,42 @@ __device__ __forceinline__ int first_group()
 }
 __device__ __forceinline__ int num_groups()
 {
-    return WARPS / 4 * gridDim.x;
+    return WALKERS / 4 * gridDim.x;
+}
+
+// The 8 x 8 of a warp turned around: a lane's two are then of column g, and of rows 2 t and 2 t + 1.
+__device__ __forceinline__ Pair turned(const Pair& pair)
+{
+#if HAS_TENSOR_CORES
+    if constexpr (!FULL_PRECISION) {
+        Pair found;
+        asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(*(unsigned*)&found) : "r"(*(const unsigned*)&pair));
+        return found;
+    }
+#endif
+    const int g = lane_index() >> 2;
+    const int t = lane_index() & 3;
+    const FloatPair own = unpack(pair);
+    float two[2];
+    for (int i = 0; i < 2; ++i) {
+        const int lane = (2 * t + i) * 4 + g / 2;
+        const float low = __shfl_sync(ALL_LANES, own.low, lane), high = __shfl_sync(ALL_LANES, own.high, lane);
+        two[i] = g % 2 ? high : low;
+    }
+    return packed(two[0], two[1]);
+}
+
+// Adds the columns of a tile up, of both its blocks: to rows `number` and `number` + 1 of sums, of 16.
+__device__ __forceinline__ void add_columns(float (&sum)[4], const Pair (&tile)[4], int number)
+{
+    const int g = lane_index() >> 2;
+    const Pair none = packed(0.0f, 0.0f), ones = packed(1.0f, 1.0f);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int row = number + i;
+        const Pair chosen = g == row % 8 ? ones : none;
+        const Pair rows[4] = {row < 8 ? chosen : none, row < 8 ? none : chosen, row < 8 ? chosen : none,
+                              row < 8 ? none : chosen};
+        multiply(sum, rows, turned(tile[2 * i]), turned(tile[2 * i + 1]));
+    }
 }
