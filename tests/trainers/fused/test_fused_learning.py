@@ -27,8 +27,9 @@ from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPOConfig
 from trainers.fused.seen import Seen
 from trainers.learning.guard import NOTHING_FOUND
-from warpdrive.backends.base import Backend
+from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.config import Schedule
+from warpdrive.function_manager import FunctionManager
 
 REGISTERS, RECORDS, PIECES, BOTH = "registers", "records", "pieces", "records of the actor alone"
 LAYERS = "layers"
@@ -107,6 +108,44 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
         pytest.skip("a GPU alone has them, and these layers take a CPU long")
     learner = make(rollout, precision, way, times=20 if device == "cuda" else 1)
     assert_learns_as_torch(learner, precision)
+
+
+SPOIL = """extern "C" __global__ void spoil(float* nothing)
+{
+    extern __shared__ float shared[];
+    for (int i = threadIdx.x; i < 12 * 1024; i += blockDim.x) shared[i] = NAN;
+    __syncthreads();
+    if (nothing) nothing[0] = shared[0];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rollout", "way"),
+    [
+        ("ppo with LayerNorms everywhere", LAYERS),
+        ("ppo with a critic of its own", RECORDS),
+        ("ppo of a wide network", REGISTERS),
+    ],
+)
+def test_what_others_left_in_shared_memory_is_no_row(make, backend, rollout, way):
+    """Kernels before each launch of `learn` leave NaNs there, and minibatches do not fill its warps."""
+    fused = (learner := make(rollout, BF16, way)).learns_by
+    spoils = FunctionManager(None, SPOIL, {}, backend=backend, name="<spoil>")
+    nothing = torch.zeros(1, device=backend.device)
+    spoil = spoils.prepare("spoil", LaunchShape(1000, (256, 1), 48 * 1024), nothing=nothing)
+    learn = fused._functions.prepare
+    calls = []
+
+    def prepare(*given: object, **named: object) -> Callable[[], None]:
+        call = learn(*given, **named)
+        calls.append(call)
+        return lambda: (spoil(), call())
+
+    fused._functions.prepare = prepare
+    fused._calls = [call for number in range(fused.plan.num_steps) for call in fused._prepare_step(number)]
+    assert calls
+    assert_learns_as_torch(learner, BF16)
 
 
 @pytest.mark.parametrize("rollout", [rollout for rollout, _, way in OF_WARPGROUPS if way == REGISTERS])

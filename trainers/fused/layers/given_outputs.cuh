@@ -14,8 +14,9 @@ __device__ __forceinline__ void read_outputs(const Network& network, long long f
         const int row = i / OUTPUT_COLUMNS;
         const int column = i % OUTPUT_COLUMNS;
         const int place = place_of_column<1>(column);
-        if (first + row >= num_rows) break;
-        network.stage[row * STAGE_PITCH + column] = outputs[row * OUTPUT_COLUMNS + place] + network.bias3[place];
+        const bool is_there = first + row < num_rows;  // what is not has no part in sums: 0 times a NaN would
+        network.stage[row * STAGE_PITCH + column] =
+            is_there ? outputs[row * OUTPUT_COLUMNS + place] + network.bias3[place] : 0.0f;
     }
     __syncwarp();
 }
