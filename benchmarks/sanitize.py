@@ -12,7 +12,9 @@ stops them.
 import argparse
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -20,6 +22,7 @@ import torch
 from report import commit
 
 from trainers.fused import plan
+from trainers.fused.cell import CellPlan
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
 from warpdrive.backends import choose_backend
@@ -77,10 +80,13 @@ RUNS = {
         "policy.runner.num_epochs": "1"}),
     "layers": ("simple_tag.yaml", {**few("adversary", "agent", fc_dims="[70, 300, 17]"),
         "policy.agent.model.fc_dims": "[130, 256, 512, 70]"}),
+    "layers by warpgroups": ("simple_tag.yaml", few("adversary", "agent", fc_dims="[256, 256, 256]")),
     "layer norms": ("simple_tag.yaml", {**few("adversary", "agent", layer_norm="true"),
         "policy.agent.model.layer_norm": "all"}),
     "gru": ("simple_spread.yaml", few("agent", **GRU, shared_trunk="true")),
     "two grus": ("simple_spread_mappo.yaml", few("agent", **{**GRU, "memory_size": "128"})),
+    "gru by warpgroups": ("simple_spread.yaml", few(
+        "agent", **{**GRU, "fc_dims": "[128]", "memory_size": "128"}, shared_trunk="true")),
     "gaussian": ("pendulum.yaml", few("agent", squash_actions="true")),
     "wide gaussian": ("pendulum.yaml", few("agent", fc_dims="[256, 256]")),
     "gaussian gru": ("pendulum.yaml", few("agent", **GRU)),
@@ -135,7 +141,8 @@ def main() -> None:
         elif part == "sampler":
             draw_actions(arguments.device)
         elif part in RUNS:
-            train(*RUNS[part], arguments.device)
+            with mock.patch.object(CellPlan, "by_warpgroups", True) if part == "gru by warpgroups" else nullcontext():
+                train(*RUNS[part], arguments.device)  # by the kernels of many sequences, though they are few
         else:
             parser.error(f"there is no part '{part}': envs, sampler, {', '.join(RUNS)}")
         print(f"done: {part}", flush=True)
