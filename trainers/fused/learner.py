@@ -125,11 +125,13 @@ class FusedLearner:
             call()
         self._adam.steps.copy_(self._steps[self.plan.num_steps % 2].expand_as(self._adam.steps))
         learner.end()
-        means, norm = self._figures.sum(dim=(0, 1)) / self.plan.num_steps, self._norms.mean()
         if self._target_kl:
             share = self._counts / self._counts.sum()  # the first always counts
             means = (share.view(-1, 1) * self._figures.sum(dim=1)).sum(dim=0)
             norm = (share * self._norms).sum()
+        else:  # over minibatches first: of five sums of many thousand numbers each, a GPU makes one after the other
+            means = self._figures.flatten(1).mean(dim=0).view(-1, NUM_FIGURES).sum(dim=0)
+            norm = self._norms.mean()
         names = learner.OF_MINIBATCHES
         figures = dict(zip(names, (*means[: len(names) - 1], norm), strict=True))
         return {**figures, "explained_variance": learner.explained_variance()}
