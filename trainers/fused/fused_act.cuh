@@ -39,7 +39,6 @@ __device__ __forceinline__ void act(
     float* entropy, float* value, int num_rows)
 {
     Network network = place_network(shared, (const Element*)weights, biases);
-    wait_for_network();
     const int lane = lane_index();
     constexpr int TILE_ROWS = ROW_TILES * 16;
     constexpr int TOGETHER = WARPGROUPS ? 4 : 1;  // warps whose tiles lie side by side, and which end together
@@ -54,6 +53,7 @@ __device__ __forceinline__ void act(
     const int first = block + num_blocks * (warp / TOGETHER);
     const int step = num_blocks * (WARPS / TOGETHER);
     auto rows = given_rows(rows_of(first));
+    wait_for_network();
     for (int tile = first; tile < num_tiles; tile += step) {
         const int row = row_of(tile);
         const bool is_row = row < num_rows;

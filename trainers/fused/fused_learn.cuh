@@ -204,7 +204,6 @@ __device__ __forceinline__ void learn(
     const float clip = coefficients[2];
     float figure[NUM_FIGURES] = {};
     Sums products = {};
-    wait_for_network();
 
     const int g = lane >> 2;
     const int turn = SHARE == 2 ? lane >> 4 : 0;
@@ -253,6 +252,7 @@ __device__ __forceinline__ void learn(
     auto rows = given_rows(rows_of(next_index));  // of this tile; or overwritten before it is read
     Sample next_sample = {};
     if (FETCHES_BEFORE_SUMS) next_sample = read_sample(next_index);
+    wait_for_network();
     for (int tile = block; (long long)tile * WARPS * WARP_ROWS < num_rows; tile += num_blocks) {
         const int first = (tile * WARPS + warp) * WARP_ROWS;
         const int index = next_index;
