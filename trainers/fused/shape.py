@@ -16,7 +16,7 @@ WARPS = 8
 """Of a block: with 255 registers a lane, as many as a multiprocessor holds."""
 STAGE_ROWS, HEAD_BYTES = 64, 512
 """Samples whose records a block of `products` multiplies at once; its shared memory before the first of them."""
-OF_LAYER2 = {1: 0.8, 2: 0.86}
+OF_LAYER2 = {1: 0.8, 2: 0.88}
 """The part of the blocks of `products` that have pieces of layer 2, so many of them, where they make what they
 multiply."""
 MAX_STAGES = 4
