@@ -44,7 +44,7 @@ static_assert(
     "a stage has no room for a piece");
 static_assert(STAGE_BYTES1 >= (TILES1 + FEATURE_TILES + OUTPUT_TILES) * TILE_BYTES, "a stage has no room for a piece");
 static_assert(HEAD_BYTES >= 256 + 8 * (STAGES1 > STAGES2 ? STAGES1 : STAGES2), "arrivals have no room");
-static_assert(STAGES1 >= 2 && STAGES2 >= 2, "the next samples have no room");
+static_assert(STAGES1 >= 1 && STAGES2 >= (MAKES ? 2 : 1), "the next samples have no room");
 static_assert(WARPS == 8, "two warpgroups have the columns of a piece between them");
 
 // What a stage of shared memory holds of 64 samples: some tiles of their records, one slab behind the other.
@@ -95,28 +95,21 @@ struct Supply {
     }
 };
 
-// Goes through all that a supply brings: calls add(stage), which issues products. Those of a stage are under way while the
-// next one is waited for.
+// Goes through all that a supply brings: calls add(stage), which issues products.
 template <int STAGES, int STAGE_BYTES, int COUNT, typename Add>
 __device__ __forceinline__ void go_through(const Supply<STAGES, STAGE_BYTES, COUNT>& supply, Add add)
 {
     const int count = supply.count();
-    const auto multiply_stage = [&](int i) {
+    for (int i = 0; i < count; ++i) {
         supply.wait(i);
         begin_products();
         add(supply.stage(i));
         end_products();
-    };
-    if (count == 0) return;
-    multiply_stage(0);
-    for (int i = 1; i < count; ++i) {
-        multiply_stage(i);
-        wait_for_products<1>();
+        wait_for_products<0>();
         __syncthreads();
-        if (threadIdx.x == 0 && i - 1 + STAGES < count) supply.fill(i - 1 + STAGES);
+        if (threadIdx.x == 0 && i + STAGES < count) supply.fill(i + STAGES);
         __syncwarp();
     }
-    wait_for_products<0>();
 }
 
 // Sums of 64 rows by 8 COUNT columns, to [.., pitch] floats, or from there; `out` is where the warpgroup's begin.
