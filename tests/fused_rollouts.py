@@ -80,6 +80,14 @@ ROLLOUTS = {
     "a2c of seventeen numbers": (
         Case(20, (32, 16), (), activation="tanh", num_numbers=17, num_envs=29), BY_A2C, True,
     ),
+    "ppo of five numbers": (
+        Case(6, (16,), (), activation="tanh", num_numbers=5, agents=range(1, 3), num_agents=4, num_envs=23),
+        BY_PPO,
+        True,
+    ),
+    "ppo of five choices": (
+        Case(6, (16,), (3, 2, 4, 2, 3), agents=range(1, 3), num_agents=4, has_mask=True, num_envs=23), BY_PPO, True,
+    ),
     "ppo of squashed numbers, some of all agents": (
         Case(
             6, (40, 16), (), critic_widths=(16,), agents=range(1, 4), num_agents=5, num_numbers=3, squashes=True,

@@ -26,7 +26,7 @@ FUSED = {
         "NUM_SAMPLES": 1000, "NUM_MINIBATCHES": 8, "MINIBATCH": 250, "NUM_EPOCHS": 2, "HAS_ORDER": True,
         "HAS_ACTIVE": True, "GROUP_SIZE": 5, "FIRST_AGENT": 0, "ALL_AGENTS": 5, "ORDER_BITS": 5, "NUM_SUMS": 3,
         "SUM_THREADS": 256, "SEQUENCE": 10, "STEP_ROWS": 20, "CHUNK": 100,
-        "NUM_HEADS": 2, "NUM_COLUMNS": 5, "FIRST_COLUMN": 0,
+        "NUM_HEADS": 2, "NUM_COLUMNS": 5, "FIRST_COLUMN": 0, "SAMPLE_BYTES": 32,
     },
     "dense.cu": {
         "FULL_PRECISION": False, "IN_TILES": 2, "OUT_TILES": 4, "PITCH": 40, "WARPS": 8, "IS_TANH": True,

@@ -33,6 +33,7 @@
 //   HAS_ORDER, HAS_ACTIVE         whether there are such arrays
 //   CREDITS_TEAM                  whether the critic, a network of its own, learns from agents out of the game, too
 //   NORMALISES_ADVANTAGE, MIN_DEVIATION, NUM_SUMS  as advantage.cuh has them
+//   SAMPLE_BYTES                  as sample_row.cuh has them
 
 constexpr bool SWIZZLES = ACCUMULATES && !FULL_PRECISION;
 constexpr int ROW_STEP = WARPGROUPS ? 8 : PITCH;  // elements from a sample's record to the next
@@ -166,7 +167,8 @@ __device__ __forceinline__ void backward_by_group(
 //   is_critic           whose it is, if it IS_EITHER
 //   seen                what the network sees: [step, env, column, feature], or seen.py's  read
 //   order               [num_rows..] the samples of the minibatch, if it HAS_ORDER      read
-//   samples             bytes of [sample] rows, if it HAS_ORDER: of the next five       read
+//   samples             bytes of [sample] rows (sample_row.cuh), if it HAS_ORDER: they
+//                       have the next five, and `active`                                read
 //   action              [step, env, column, head]  of a Box floats, as they were drawn  read
 //   log_prob, value, advantage, target  [step, env, agent of the group]                 read
 //   mask                [step, env, agent of the group, output], if it HAS_MASK         read
@@ -185,10 +187,11 @@ __device__ __forceinline__ void backward_by_group(
 //                       16 WARPS ROW_TILES                                              written
 //   figures             [warp of all blocks, NUM_FIGURES]  sums                         written
 __device__ __forceinline__ void learn(
-    char* shared, int block, int num_blocks, bool is_critic, Seen seen, const int* order,
-    const unsigned char* samples, const int* action, const float* log_prob, const float* value, const float* advantage, const float* target, const bool* mask,
-    const bool* active, const float* value_moments, const double* sums, const float* coefficients, const float* halted,
-    const unsigned int* nothing, long long* first_loss, float share_of_value, long long first_row, int num_rows,
+    char* shared, int block, int num_blocks, bool is_critic, Seen seen, const int* order, const unsigned char* samples,
+    const int* action, const float* log_prob, const float* value, const float* advantage, const float* target,
+    const bool* mask, const bool* active, const float* value_moments, const double* sums, const float* coefficients,
+    const float* halted, const unsigned int* nothing, long long* first_loss, float share_of_value, long long first_row,
+    int num_rows,
     const unsigned char* weights, const float* biases, const float* mean, const float* variance, float* gradient,
     unsigned char* records, float* figures)
 {

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from warpdrive.backends.base import Backend
 
 
+LEAST_ORDER_BITS = 6
+"""Of the numbers that an order is drawn among: halves of one bit would not mix those of a few samples evenly."""
+
+
 class FusedLearner:
     """What an algorithm's `learn` does between `begin` and `end`, in a few launches a minibatch.
 
@@ -73,6 +77,7 @@ class FusedLearner:
             "HAS_ACTIVE": group.active is not None,
             "HAS_ORDER": plan.has_order,
             "CREDITS_TEAM": group.credits_team,
+            "SAMPLE_BYTES": plan.bytes_of_sample,
         }
         sizes = [one.size_of_parts for one in plan.networks]
         self._parts = new(sum(sizes))
@@ -221,13 +226,13 @@ class FusedLearner:
         group, plan, sequences = self.learner.group, self.plan, self.plan.sequences
         unit = sequences.size if sequences else 1
         of_places = ("GROUP_SIZE", "FIRST_AGENT", "ALL_AGENTS", "NUM_HEADS", "NUM_COLUMNS", "FIRST_COLUMN")
-        constants = {key: self.constants[key] for key in ("HAS_ORDER", "HAS_ACTIVE", *of_places)} | {
+        constants = {key: self.constants[key] for key in ("HAS_ORDER", "HAS_ACTIVE", "SAMPLE_BYTES", *of_places)} | {
             "NUM_SUMS": plan.num_sums,
             "NUM_SAMPLES": plan.num_samples,
             "NUM_EPOCHS": plan.num_epochs,
             "NUM_MINIBATCHES": plan.num_steps,
             "MINIBATCH": plan.size,
-            "ORDER_BITS": (plan.num_samples // unit - 1).bit_length(),
+            "ORDER_BITS": max(LEAST_ORDER_BITS, (plan.num_samples // unit - 1).bit_length()),
             "SUM_THREADS": SUM_THREADS,
             "SEQUENCE": sequences.length if sequences else 0,
             "STEP_ROWS": sequences.step_rows if sequences else 1,

@@ -105,11 +105,15 @@ class LearningPlan:
         return self.num_samples * self.num_epochs if self.has_order else 1
 
     @property
-    def bytes_of_samples(self) -> int:
-        """Of what samples have besides their features (sample_row.cuh), if they come in an order of their own."""
+    def bytes_of_sample(self) -> int:
+        """Of what a sample has besides its features (sample_row.cuh): five numbers, and its action."""
         request = self.policy.request
-        words = -(-(5 + len(request.head_sizes) + request.num_numbers) // 8) * 8
-        return 4 * words * self.num_samples if self.has_order else 1
+        return -(-(5 + len(request.head_sizes) + request.num_numbers) // 8) * 32
+
+    @property
+    def bytes_of_samples(self) -> int:
+        """Of all of them, if they come in an order of their own."""
+        return self.bytes_of_sample * self.num_samples if self.has_order else 1
 
     @property
     def num_chunks(self) -> int:

@@ -12,7 +12,8 @@
 //   SEQUENCE                              steps that stay together, of all agents of an env; 0: every sample is alone
 //   STEP_ROWS                             agents of the group in all envs
 //   CHUNK                                 samples that go through a recurrent network at once
-//   NUM_HEADS, NUM_COLUMNS, FIRST_COLUMN  words of an action; columns of the array of actions, and the group's first
+//   NUM_COLUMNS, FIRST_COLUMN             of the array of actions, and the group's first
+//   NUM_HEADS, SAMPLE_BYTES               as sample_row.cuh has them
 #include "warpdrive.cuh"
 #include "sample_row.cuh"
 

@@ -50,6 +50,7 @@ OWN = {
         "HAS_ORDER": True,
         "HAS_ACTIVE": True,
         "CREDITS_TEAM": False,
+        "SAMPLE_BYTES": 96,
     },
     "products": {},
     "gather": {"HAS_ORDER": True},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from fused_rollouts import (
 )
 
 import trainers.fused.plan
+import trainers.fused.source
 from trainers.algorithms.algorithm import Clock
 from trainers.algorithms.on_policy import OnPolicy
 from trainers.algorithms.ppo import PPOConfig
@@ -84,6 +86,8 @@ def make(backend, monkeypatch):
         ("ppo of a number", FULL, REGISTERS),
         ("ppo of a number", BF16, REGISTERS),
         ("a2c of seventeen numbers", FULL, RECORDS),
+        ("ppo of five numbers", FULL, REGISTERS),
+        ("ppo of five choices", BF16, RECORDS),
         ("a2c of seventeen numbers", BF16, REGISTERS),
         ("ppo of squashed numbers, some of all agents", FULL, BOTH),
         ("a2c in two steps of two numbers", FULL, REGISTERS),
@@ -110,12 +114,12 @@ def test_gradient_and_figures_are_those_of_torch(make, rollout, precision, way, 
     assert_learns_as_torch(learner, precision)
 
 
-SPOIL = """extern "C" __global__ void spoil(float* nothing)
+SPOIL = """
+extern "C" __global__ void spoil(int num_floats)
 {
-    extern __shared__ float shared[];
-    for (int i = threadIdx.x; i < 12 * 1024; i += blockDim.x) shared[i] = NAN;
+    extern __shared__ char shared[];
+    for (int i = threadIdx.x; i < num_floats; i += blockDim.x) ((float*)shared)[i] = NAN;
     __syncthreads();
-    if (nothing) nothing[0] = shared[0];
 }
 """
 
@@ -128,21 +132,24 @@ SPOIL = """extern "C" __global__ void spoil(float* nothing)
         ("ppo of a wide network", REGISTERS),
     ],
 )
-def test_what_others_left_in_shared_memory_is_no_row(make, backend, rollout, way):
-    """Kernels before each launch of `learn` leave NaNs there, and minibatches do not fill its warps."""
+def test_what_others_left_in_shared_memory_is_no_row(make, monkeypatch, rollout, way):
+    """A kernel of the same module, whose shared memory is the same on a CPU, too, leaves NaNs there before `learn`; and
+    minibatches do not fill its warps."""
+
+    class Spoiled(FunctionManager):
+        def __init__(self, data: None, text: str, *given: object, name: str, **named: object) -> None:
+            super().__init__(data, text + (SPOIL if name == "<fused learn>" else ""), *given, name=name, **named)
+
+    monkeypatch.setattr(trainers.fused.source, "FunctionManager", Spoiled)
     fused = (learner := make(rollout, BF16, way)).learns_by
-    spoils = FunctionManager(None, SPOIL, {}, backend=backend, name="<spoil>")
-    nothing = torch.zeros(1, device=backend.device)
-    spoil = spoils.prepare("spoil", LaunchShape(1000, (256, 1), 48 * 1024), nothing=nothing)
-    learn = fused._functions.prepare
-    calls = []
+    prepare, num_bytes, calls = fused._functions.prepare, fused._launch_shape.shared_bytes, []
+    spoil = prepare("spoil", LaunchShape(1000, (256, 1), num_bytes), num_floats=num_bytes // 4)
 
-    def prepare(*given: object, **named: object) -> Callable[[], None]:
-        call = learn(*given, **named)
-        calls.append(call)
-        return lambda: (spoil(), call())
+    def prepare_both(*given: object, **named: object) -> Callable[[], None]:
+        calls.append(prepare(*given, **named))
+        return lambda call=calls[-1]: (spoil(), call())
 
-    fused._functions.prepare = prepare
+    fused._functions.prepare = prepare_both
     fused._calls = [call for number in range(fused.plan.num_steps) for call in fused._prepare_step(number)]
     assert calls
     assert_learns_as_torch(learner, BF16)
@@ -405,24 +412,28 @@ def keys(number: int) -> list[list[int]]:
     return torch.randint(-(2**63), 2**63 - 1, (number, 2), generator=generator).tolist()
 
 
-def test_a_few_samples_come_in_all_orders_equally_often(backend):
-    shuffle = make_shuffle(backend, 4)
-    orders = torch.cat([shuffle(*key) for key in keys(800)])
+@pytest.mark.parametrize("number", [4, 5, 6])
+def test_a_few_samples_come_in_all_orders_equally_often(backend, number):
+    shuffle, num_orders = make_shuffle(backend, number), math.factorial(number)
+    orders = torch.cat([shuffle(*key) for key in keys(4000)])
     counts = orders.unique(dim=0, return_counts=True)[1]
-    assert len(counts) == 24
-    assert chi_square(counts, torch.full((24,), len(orders) / 24)) < bound_of_chi_square(24)
+    assert len(counts) == num_orders
+    expected = torch.full((num_orders,), len(orders) / num_orders)
+    assert chi_square(counts, expected) < bound_of_chi_square(num_orders)
 
 
-def test_many_samples_are_dealt_evenly(backend):
-    """Where the first comes to be, who comes first, and what stands beside what; one epoch beside the next."""
-    shuffle = make_shuffle(backend, 1000)
+@pytest.mark.parametrize("number", [1000, 2000])
+def test_many_samples_are_dealt_evenly(backend, number):
+    """Where the first comes to be, who comes first, and what stands beside what; one epoch beside the next. Of an even
+    number of bits, and of an odd one."""
+    shuffle = make_shuffle(backend, number)
     orders = torch.stack([shuffle(*key) for key in keys(1000)])  # [keys, epochs, samples]
-    for places in (orders[..., 0], orders.argsort(dim=-1)[..., 0], orders[..., 500]):
-        counts = torch.bincount(places.flatten() // 50, minlength=20)
+    for places in (orders[..., 0], orders.argsort(dim=-1)[..., 0], orders[..., number // 2]):
+        counts = torch.bincount(places.flatten() // (number // 20), minlength=20)
         assert chi_square(counts, torch.full((20,), 150.0)) < bound_of_chi_square(20)
-    scaled = (orders - 499.5) / 288.675
+    scaled = (orders - (number - 1) / 2) / ((number**2 - 1) / 12) ** 0.5
     for one, other in ((scaled[..., 1:], scaled[..., :-1]), (scaled[:, 1:], scaled[:, :-1]), (scaled[1:], scaled[:-1])):
         assert abs((one * other).mean().item()) < 5 / one.numel() ** 0.5
-    jumps = (orders[..., 1:] - orders[..., :-1]) % 1000  # 0 never
-    counts = torch.bincount(jumps.flatten(), minlength=1000)[1:]
-    assert chi_square(counts, torch.full((999,), jumps.numel() / 999)) < bound_of_chi_square(999)
+    jumps = (orders[..., 1:] - orders[..., :-1]) % number  # 0 never
+    counts = torch.bincount(jumps.flatten(), minlength=number)[1:]
+    assert chi_square(counts, torch.full((number - 1,), jumps.numel() / (number - 1))) < bound_of_chi_square(number - 1)
