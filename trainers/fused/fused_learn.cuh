@@ -191,9 +191,8 @@ __device__ __forceinline__ void learn(
     const int* action, const float* log_prob, const float* value, const float* advantage, const float* target,
     const bool* mask, const bool* active, const float* value_moments, const double* sums, const float* coefficients,
     const float* halted, const unsigned int* nothing, long long* first_loss, float share_of_value, long long first_row,
-    int num_rows,
-    const unsigned char* weights, const float* biases, const float* mean, const float* variance, float* gradient,
-    unsigned char* records, float* figures)
+    int num_rows, const unsigned char* weights, const float* biases, const float* mean, const float* variance,
+    float* gradient, unsigned char* records, float* figures)
 {
     Network network = place_network(shared, (const Element*)weights, biases);
     Element* records_of_block = (Element*)network.free;
@@ -228,10 +227,8 @@ __device__ __forceinline__ void learn(
             row = sample_rows[index];
             sample.action = (const Action*)sample_rows[index].action;
         } else {
-            const long long env_step = index / GROUP_SIZE;
-            const long long agent = index % GROUP_SIZE;
-            if (HAS_ACTIVE) row.counts = active[env_step * ALL_AGENTS + FIRST_AGENT + agent];
-            sample.action = (const Action*)action + (env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
+            if (HAS_ACTIVE) row.counts = active[place_among_all(index)];
+            sample.action = (const Action*)action + place_of_action(index);
             if (HAS_POLICY_HERE) {
                 if (IS_PPO || MAX_LOG_RATIO > 0.0f) row.log_prob = log_prob[index];
                 row.advantage = advantage[index];

@@ -122,10 +122,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) advantage_sums(
     const long long stride = (long long)NUM_SUMS * SUM_THREADS;
     for (long long i = first + (blockIdx.x % NUM_SUMS) * SUM_THREADS + threadIdx.x; i < last; i += stride) {
         const int index = HAS_ORDER ? order_of_epoch[i] : (int)i;
-        if (HAS_ACTIVE) {
-            const int env_step = index / GROUP_SIZE;
-            if (!active[(long long)env_step * ALL_AGENTS + FIRST_AGENT + index % GROUP_SIZE]) continue;
-        }
+        if (HAS_ACTIVE && !active[place_among_all(index)]) continue;
         const double one = advantage[index];
         number += 1.0;
         sum += one;
@@ -155,11 +152,9 @@ extern "C" __global__ void bring_samples_together(
     const bool* active, unsigned char* samples)
 {
     for (long long i = global_thread(); i < NUM_SAMPLES; i += num_global_threads()) {
-        const long long env_step = i / GROUP_SIZE;
-        const long long agent = i % GROUP_SIZE;
         SampleRow row = {log_prob[i], value[i], advantage[i], target[i], 1};
-        if (HAS_ACTIVE) row.counts = active[env_step * ALL_AGENTS + FIRST_AGENT + agent];
-        const int* taken = action + (env_step * NUM_COLUMNS + FIRST_COLUMN + agent) * NUM_HEADS;
+        if (HAS_ACTIVE) row.counts = active[place_among_all((int)i)];
+        const int* taken = action + place_of_action((int)i);
         for (int head = 0; head < NUM_HEADS; ++head) row.action[head] = taken[head];
         ((SampleRow*)samples)[i] = row;
     }
