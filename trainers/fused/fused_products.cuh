@@ -263,7 +263,7 @@ __device__ __forceinline__ void products(
     char* shared, int block, int num_tiles, bool goes_on, const unsigned char* weights, const float* biases,
     const unsigned char* records, float* parts)
 {
-    ((unsigned*)shared)[threadIdx.x & 63] = 0x3f803f80u;  // ones
+    if (threadIdx.x < 64) ((unsigned*)shared)[threadIdx.x] = 0x3f803f80u;  // ones
     if (threadIdx.x < STAGES1 || threadIdx.x < STAGES2) {
         prepare_arrival((unsigned long long*)(shared + 256) + threadIdx.x);
     }

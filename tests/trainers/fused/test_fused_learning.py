@@ -118,7 +118,7 @@ SPOIL = """
 extern "C" __global__ void spoil(int num_floats)
 {
     extern __shared__ char shared[];
-    for (int i = threadIdx.x; i < num_floats; i += blockDim.x) ((float*)shared)[i] = NAN;
+    for (int i = threadIdx.x; i < num_floats; i += blockDim.x) ((unsigned*)shared)[i] = 0x7fffffffu;
     __syncthreads();
 }
 """
