@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks also run where the package is not installed
 
@@ -25,8 +23,7 @@ __all__ = ["NUM_REPEATS", "ROOT", "captured", "commit", "median", "time_calls", 
 
 def captured(backend: Backend, launch: Callable[[], Any]) -> Callable[[], None]:
     """What replays its launches from a CUDA graph; they were made once before, so that nothing is compiled here."""
-    graph = torch.cuda.CUDAGraph()
-    with without_collection(), torch.cuda.graph(graph, stream=backend.stream):
+    with without_collection(), backend.capture() as graph:
         launch()
     return graph.replay
 

@@ -54,6 +54,7 @@ _KERNEL = re.compile(
     r"__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+"
     r"(?:__(?:launch_bounds|cluster_dims)__\s*\([^)]*\)\s*)*(\w+)\s*\(([^)]*)\)"
 )
+_BODY = re.compile(r"\s*\{")
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b", re.MULTILINE)
 _IGNORED = {"__restrict__", "__restrict", "restrict", "volatile"}
 
@@ -130,6 +131,14 @@ def read_function(text: str, name: str, path: str = "<source>") -> Signature:
         raise SignatureError(f"{path}: no function `__device__ void {name}(...)` in it. Write one, or rename it so.")
     line = code.count("\n", 0, match.start()) + 1
     return Signature(name, _read_parameters(match.group(1), name, f"{path}:{line}"), line)
+
+
+def starts_of_bodies(text: str) -> dict[str, int]:
+    """Where the body of each kernel begins in a CUDA C source: the place behind its brace."""
+    code = blank_comments(text)
+    ends = {match.group(1): match.end() for match in _KERNEL.finditer(code)}
+    bodies = {name: _BODY.match(code, end) for name, end in ends.items()}
+    return {name: body.end() for name, body in bodies.items() if body is not None}
 
 
 def _is_conditional(code: str, position: int) -> bool:

@@ -83,13 +83,10 @@ class Graphed:
         return self._result
 
     def _capture(self) -> bool:
-        graph = torch.cuda.CUDAGraph()
         before = [(generator, generator.get_state()) for generator in self.generators]
-        for generator in self.generators:
-            graph.register_generator_state(generator)
         try:
             pool = self.beside._graph.pool() if self.beside is not None and self.beside.is_captured else None
-            with without_collection(), torch.cuda.graph(graph, pool=pool, stream=self.backend.stream):
+            with without_collection(), self.backend.capture(self.generators, pool) as graph:
                 self._result = self.call()
         except RuntimeError as error:  # the work was not done, only recorded: it is still to do
             self._is_enabled = False

@@ -27,6 +27,7 @@ from warpdrive.backends import nvrtc
 from warpdrive.backends.base import Backend, LaunchShape, Module, Source, check_room, show_source_line, too_much_shared
 from warpdrive.backends.compiler_process import run_compiler, work_folder
 from warpdrive.backends.cuda_drivers import BindingsDriver, Driver, PyCudaDriver
+from warpdrive.backends.dependent_launch import WAIT, can_wait, launch_early, wait_first, waiting_kernels
 from warpdrive.cache import cache_key, cached, read_entry
 from warpdrive.data_manager import find_device
 from warpdrive.errors import BackendError, CompileError
@@ -56,10 +57,12 @@ class CudaBackend(Backend):
         self.driver = _driver(index, driver)
         self.arch = arch_of(*torch.cuda.get_device_capability(index))
         self.stream = torch.cuda.ExternalStream(self.driver.stream_handle, device=self.device)
-        """torch's view of the stream. Capture on it: `torch.cuda.graph(graph, stream=backend.stream)`."""
+        """torch's view of the stream."""
         self._side = torch.cuda.ExternalStream(self.driver.side_handle, device=self.device)
         torch.cuda.synchronize(self.device)  # what torch did so far was on another stream
         torch.cuda.set_stream(self.stream)
+        self._waiting: set[str] = set()
+        """Kernels that begin with a wait for the one before them."""
 
     @property
     def has_warpgroups(self) -> bool:
@@ -68,6 +71,8 @@ class CudaBackend(Backend):
 
     def compile(self, source: Source) -> Module:
         cubin = compile_to_cubin(source, self.arch, debug=self.debug)
+        if can_wait(self.arch):
+            self._waiting |= waiting_kernels(source.text)
         return CudaModule(self.driver, self.driver.load(cubin), source)
 
     def build(self, source: Source) -> None:
@@ -85,6 +90,26 @@ class CudaBackend(Backend):
         except BaseException:  # else what comes next would meet what is still at work
             self.stream.wait_stream(self._side)
             raise
+
+    @contextmanager
+    def capture(
+        self, generators: Sequence[torch.Generator] = (), pool: tuple[int, int] | None = None
+    ) -> Iterator[torch.cuda.CUDAGraph]:
+        """Records what is launched within, and torch's work there, as a CUDA graph: none of it is done before a replay.
+
+        Args:
+            generators: torch's on this device that are drawn from.
+            pool: of another graph, whose memory this one may use, too.
+        Raises:
+            RuntimeError: something within cannot be recorded.
+        """
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        for generator in generators:
+            graph.register_generator_state(generator)
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+            yield graph
+        launch_early(graph.raw_cuda_graph(), self._waiting)
+        graph.instantiate()
 
     def synchronize(self) -> None:
         self.driver.synchronize()
@@ -160,7 +185,8 @@ def compile_to_cubin(
     version = _nvcc_version() if compiler == "nvcc" else _nvrtc_version()
     included = source.included_text()
     source = replace(source, path=source.path.replace('"', "'"))  # the assembler cannot read a quote in a path
-    unit = f"{source.constants}\n{source.line_directive()}\n{source.text}"
+    text = wait_first(source.text) if can_wait(arch) else source.text
+    unit = f"{source.constants}\n{source.line_directive()}\n{text}"
     key = cache_key([compiler, version, *flags, unit, included])
     return read_entry(cached(key, ".cubin", lambda: run(source, unit, flags), source.path))
 
@@ -249,6 +275,8 @@ def _read_diagnostics(log: str, source: Source) -> str:
         if caret is not None:
             # the log indents the source line; the file's own line tells by how much
             column = after[caret].index("^") + 1
+            if 0 <= after[caret - 1].find(WAIT) < column:
+                column -= len(WAIT)  # which the user did not write
             own = text.splitlines()[row - 1] if path == source.path and row <= text.count("\n") + 1 else ""
             if own.strip():
                 logged = after[caret - 1]
