@@ -23,6 +23,9 @@ Argument = torch.Tensor | float | int | bool
 # Options of cpu_block.h.
 DEBUG, REVERSE, MUTED, SPREAD, EVERY_FIBER = 1, 2, 4, 8, 16
 
+UNKNOWN_THREAD = 0xFFFFFFFF
+"""Of a fault outside of debug mode, where a fiber runs one thread after the other; cpu_runtime.cpp has the same."""
+
 # What debug mode's watched build looks for: Watch of cpu_accesses.h.
 LOST_UPDATES, RACES, ANY_RACES, UNSET, RECORD, COMPARE, FIND = range(7)
 
@@ -124,13 +127,19 @@ def make_launch(entry: int, pack: ctypes.Array, shape: LaunchShape, options: int
 def describe_failure(library: Path, kernel: str, launch: Launch) -> str:
     """`kernel 'f', block 2, thread 3: file:line: what`."""
     place, what = "", launch.message.decode(errors="replace")
+    if what.startswith("@"):  # an address; debug mode, which knows what lies around arrays, has put its name there
+        what = (
+            "it read or wrote where no array is. The CPU's debug mode names array and index: "
+            "`python -m warpdrive.testing ENV`, or choose_backend('cpu', debug=True)."
+        )
     if launch.failed_file:
         place = f"{launch.failed_file.decode()}:{launch.failed_line}"
     elif launch.failed_address:
         place = find_line(library, launch.failed_address)
-    thread = name_thread(launch.failed_thread, (launch.threads_x, launch.threads_y))
-    parts = [f"kernel '{kernel}', block {launch.failed_block}, {thread}", place, what]
-    return ": ".join(part for part in parts if part)
+    who = f"kernel '{kernel}', block {launch.failed_block}"
+    if launch.failed_thread != UNKNOWN_THREAD:
+        who += f", {name_thread(launch.failed_thread, (launch.threads_x, launch.threads_y))}"
+    return ": ".join(part for part in (who, place, what) if part)
 
 
 def name_thread(thread: int, block: tuple[int, int]) -> str:

@@ -245,25 +245,10 @@ static const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool = new Pool
 // Waking the pool costs several microseconds, which two threads win back from about twice that on.
 static const int64_t kWorthSharing = 20000;
 
-static void run(Launch* launch) {
-    const uint64_t num_threads = uint64_t{launch->threads_x} * launch->threads_y;
-    if (launch->expected < 0) launch->expected = static_cast<int64_t>(launch->num_blocks * num_threads) * 20;
-    const int available = static_cast<int>(std::min<uint64_t>(launch->num_threads, launch->num_blocks));
-    const bool is_shared = available > 1 && (launch->expected >= kWorthSharing || (launch->options & kSpread));
-    Job job{launch, launch->num_blocks, is_shared ? available : 1};
-    const int64_t start = now();
-    if (is_shared) {
-        job.chunk = std::max<uint64_t>(1, launch->num_blocks / (available * 8ull));
-        pool->run(job);
-    } else {
-        job.work(0);
-    }
-    launch->expected = (now() - start) * job.num_threads;
-}
-
-// ---- faults, caught only while a debug launch runs
+// ---- faults of a kernel, which end its launch and not the process
 static const int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
 static struct sigaction old_actions[5];
+static const unsigned kUnknownThread = ~0u;
 
 static uintptr_t instruction_of(const void* state) {
     const ucontext_t* machine = static_cast<const ucontext_t*>(state);
@@ -283,7 +268,8 @@ static void on_fault(int signal, siginfo_t* info, void* state) {
     }
     const uintptr_t instruction = instruction_of(state);
     Block& block = running->block;
-    const unsigned thread = block.fibers.current()->thread;
+    // But in debug mode a fiber runs one thread after the other, and nobody knows which.
+    const unsigned thread = block.launch->options & kDebug ? block.fibers.current()->thread : kUnknownThread;
     char* address = static_cast<char*>(info->si_addr);
     const Place unknown{nullptr, 0};
     if (signal == SIGFPE) {
@@ -299,6 +285,34 @@ static void on_fault(int signal, siginfo_t* info, void* state) {
     }
     // Python knows which array lies there.
     block.fail(thread, unknown, instruction, "@%zx", reinterpret_cast<uintptr_t>(address));
+}
+
+// From now on, unless a sanitizer tells of them. Who was there before still gets those of other code.
+static void catch_faults() {
+    if (under_sanitizer()) return;
+    struct sigaction action {}, old {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // we leave the handler by switching stacks
+    for (int i = 0; i < 5; ++i) {
+        sigaction(kSignals[i], &action, &old);
+        if (old.sa_sigaction != on_fault) old_actions[i] = old;
+    }
+}
+
+static void run(Launch* launch) {
+    const uint64_t num_threads = uint64_t{launch->threads_x} * launch->threads_y;
+    if (launch->expected < 0) launch->expected = static_cast<int64_t>(launch->num_blocks * num_threads) * 20;
+    const int available = static_cast<int>(std::min<uint64_t>(launch->num_threads, launch->num_blocks));
+    const bool is_shared = available > 1 && (launch->expected >= kWorthSharing || (launch->options & kSpread));
+    Job job{launch, launch->num_blocks, is_shared ? available : 1};
+    const int64_t start = now();
+    if (is_shared) {
+        job.chunk = std::max<uint64_t>(1, launch->num_blocks / (available * 8ull));
+        pool->run(job);
+    } else {
+        job.work(0);
+    }
+    launch->expected = (now() - start) * job.num_threads;
 }
 
 // ---- a block that does not end
@@ -368,10 +382,7 @@ static void run_guarded(Launch* launch) {
     stack.ss_sp = signal_stack;
     stack.ss_size = sizeof signal_stack;
     sigaltstack(&stack, &old_stack);
-    struct sigaction action {};
-    action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // we leave the handler by switching stacks
-    for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &action, &old_actions[i]);
+    catch_faults();
     {
         Ticks ticks(launch);
         Accesses& accesses = worker(true).block.accesses;
@@ -383,7 +394,6 @@ static void run_guarded(Launch* launch) {
             launch->other_address = Block::address_of(accesses.last());
         }
     }
-    for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &old_actions[i], nullptr);
     sigaltstack(&old_stack, nullptr);
 }
 
@@ -395,6 +405,8 @@ extern "C" __attribute__((visibility("default"))) int warpdrive_cpu_run(warpdriv
     if (launch->options & warpdrive_cpu::kDebug) {
         warpdrive_cpu::run_guarded(launch);
     } else {
+        static const bool catches = (warpdrive_cpu::catch_faults(), true);
+        (void)catches;
         warpdrive_cpu::run(launch);
     }
     return launch->failed.load(std::memory_order_relaxed);

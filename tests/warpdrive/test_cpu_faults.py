@@ -1,0 +1,91 @@
+"""A kernel that divides by zero or jumps out of memory ends its launch with a line, not the process; outside of debug
+mode, too. Faults of other code stay what they were."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from warpdrive.backends.base import LaunchShape, Source
+from warpdrive.backends.cpu import CpuBackend, CpuModule
+from warpdrive.backends.cpu_guard import GUARD_BYTES, Guarded
+from warpdrive.errors import KernelError
+from warpdrive.signature import read_signatures
+
+MISTAKES = Path(__file__).parent / "kernels" / "cpu_mistakes.cu"
+TEXT = MISTAKES.read_text()
+FAR = GUARD_BYTES // 8
+"""Elements, of 4 bytes, behind or before a guarded array: memory there cannot be touched, and nobody else's is hit."""
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one thread", "two threads"])
+def module(request: pytest.FixtureRequest) -> CpuModule:
+    return CpuBackend(num_threads=request.param).compile(Source(str(MISTAKES), TEXT, "", read_signatures(TEXT)))
+
+
+def launch(module: CpuModule, kernel: str, *arguments, blocks: int = 3) -> None:
+    module.prepare(module.source.signatures[kernel], arguments, LaunchShape(blocks, (8, 1)))()
+
+
+def line_of(kernel: str) -> str:
+    return f"{MISTAKES}:{next(i for i, line in enumerate(TEXT.splitlines(), 1) if line.endswith(f'// {kernel}'))}"
+
+
+@pytest.fixture
+def guarded() -> Iterator[int]:
+    """The address of 24 numbers."""
+    source = torch.zeros(24)
+    memory = Guarded(source.data_ptr(), 4 * 24, 4)
+    memory.fill(at_end=False)
+    yield memory.copy
+    memory.free()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "number", "words"),
+    [
+        ("division_by_zero", 0, "integer division by zero. A GPU would go on with garbage: test the divisor."),
+        ("index_out_of_range", FAR, "it read or wrote where no array is. The CPU's debug mode names array and index"),
+        ("index_out_of_range", -FAR, "it read or wrote where no array is. The CPU's debug mode names array and index"),
+    ],
+)
+def test_a_fault_is_a_line_and_later_launches_work(module, guarded, kernel, number, words):
+    for _ in range(3):  # threads are as good as new after each
+        with pytest.raises(KernelError) as caught:
+            launch(module, kernel, guarded, number)
+        assert str(caught.value).startswith(f"kernel '{kernel}', block ")
+        assert f": {line_of(kernel)}: {words}" in str(caught.value)
+        x, out = torch.arange(24.0).reshape(3, 8), torch.zeros(3, 8)
+        launch(module, "correct", x, out)
+        assert torch.equal(out, x.flip(1))
+
+
+def test_where_thousands_of_blocks_meet_a_fault_one_is_told(module):
+    with pytest.raises(KernelError, match=r"'division_by_zero', block \d+: .*integer division by zero"):
+        launch(module, "division_by_zero", torch.zeros(8, dtype=torch.int32), 0, blocks=5000)
+
+
+CRASH = f"""
+import ctypes, sys
+import torch
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from warpdrive.backends import choose_backend
+from warpdrive.function_manager import FunctionManager
+text = 'extern "C" __global__ void fill(int* out) {{ out[0] = 7; }}'
+functions = FunctionManager(None, text, backend=choose_backend("cpu", debug=sys.argv[1] == "debug"))
+out = torch.zeros(1, dtype=torch.int32)
+functions.prepare("fill", out=out)()
+print(out.item(), flush=True)
+ctypes.string_at(0)
+"""
+
+
+@pytest.mark.parametrize("mode", ["plain", "debug"])
+def test_a_fault_outside_of_kernels_ends_the_process_as_ever(mode):
+    done = subprocess.run([sys.executable, "-c", CRASH, mode], capture_output=True, text=True)
+    assert done.stdout == "7\n"
+    assert done.returncode == -signal.SIGSEGV
