@@ -43,7 +43,9 @@ static_assert(
     STAGE_BYTES2 >= (8 + (MAKES ? FEATURE_TILES : 8 + TILES1) + OUTPUT_TILES) * TILE_BYTES,
     "a stage has no room for a piece");
 static_assert(STAGE_BYTES1 >= (TILES1 + FEATURE_TILES + OUTPUT_TILES) * TILE_BYTES, "a stage has no room for a piece");
-static_assert(HEAD_BYTES >= 256 + 8 * (STAGES1 > STAGES2 ? STAGES1 : STAGES2), "arrivals have no room");
+constexpr int ARRIVAL_BYTES = 256;  // of shared memory; ones stand behind
+static_assert(ARRIVAL_BYTES >= 8 * (STAGES1 > STAGES2 ? STAGES1 : STAGES2), "arrivals have no room");
+static_assert(HEAD_BYTES >= ARRIVAL_BYTES + 256, "ones have no room");
 static_assert(STAGES1 >= 1 && STAGES2 >= (MAKES ? 2 : 1), "the next samples have no room");
 static_assert(WARPS == 8, "two warpgroups have the columns of a piece between them");
 
@@ -187,7 +189,7 @@ __device__ __forceinline__ void products_of_deltas2(
     const int group = threadIdx.x >> 7;
     const int row = piece * 128 + group * 64;
     const Supply<STAGES2, STAGE_BYTES2, 4> supply = {
-        shared + HEAD_BYTES, (unsigned long long*)(shared + 256), records,
+        shared + HEAD_BYTES, (unsigned long long*)shared, records,
         {{HIDDEN2_AT / 16 + piece * 8, 8},
          {DELTA2_AT / 16 + piece * 8, 8},
          {HIDDEN1_AT / 16, TILES1},
@@ -224,7 +226,7 @@ __device__ __forceinline__ void products_of_deltas1(
     const int group = threadIdx.x >> 7;
     // The deltas of the outputs stand first: they are multiplied as if they were 128 columns.
     const Supply<STAGES1, STAGE_BYTES1, 3> supply = {
-        shared + HEAD_BYTES, (unsigned long long*)(shared + 256), records,
+        shared + HEAD_BYTES, (unsigned long long*)shared, records,
         {{DELTA_OUT_AT / 16, OUTPUT_TILES}, {0, FEATURE_TILES}, {DELTA1_AT / 16, TILES1}}, share, SHARES1, num_tiles};
     supply.start();
     float sum[HALVES][FEATURE_TILES * 2][4], bias[1][4];
@@ -263,13 +265,13 @@ __device__ __forceinline__ void products(
     char* shared, int block, int num_tiles, bool goes_on, const unsigned char* weights, const float* biases,
     const unsigned char* records, float* parts)
 {
-    if (threadIdx.x < 64) ((unsigned*)shared)[threadIdx.x] = 0x3f803f80u;  // ones
+    if (threadIdx.x < 64) ((unsigned*)(shared + ARRIVAL_BYTES))[threadIdx.x] = 0x3f803f80u;  // ones
     if (threadIdx.x < STAGES1 || threadIdx.x < STAGES2) {
-        prepare_arrival((unsigned long long*)(shared + 256) + threadIdx.x);
+        prepare_arrival((unsigned long long*)shared + threadIdx.x);
     }
     show_to_products();
     __syncthreads();
-    const unsigned long long ones = describe(shared, 128, 128);
+    const unsigned long long ones = describe(shared + ARRIVAL_BYTES, 128, 128);
     const int of_layer1 = block - PIECES2 * SHARES2;
     if (of_layer1 < 0) {
         const int share = block / PIECES2;  // blocks of one follow each other: what two of them read is still in L2

@@ -185,7 +185,7 @@ __device__ __forceinline__ void products_of_made_deltas2(
     Element* weight1 = (Element*)(shared + HEAD_BYTES);
     char* hidden1 = (char*)(weight1 + SIZE1);  // two times
     const Supply<STAGES2, STAGE_BYTES2, 3> supply = {
-        shared + HEAD_BYTES + MADE_BYTES, (unsigned long long*)(shared + 256), records,
+        shared + HEAD_BYTES + MADE_BYTES, (unsigned long long*)shared, records,
         {{HIDDEN2_AT / 16 + piece * 8, 8}, {0, FEATURE_TILES}, {DELTA_OUT_AT / 16, OUTPUT_TILES}},
         share, SHARES2, num_tiles};
     constexpr int FEATURES = 8 * TILE_BYTES;

@@ -277,7 +277,7 @@ static void on_fault(int signal, siginfo_t* info, void* state) {
                    "integer division by zero. A GPU would go on with garbage: test the divisor.");
     } else if (signal == SIGILL || signal == SIGTRAP) {
         block.fail(thread, unknown, instruction,
-                   "the compiler proved that this line has no meaning in C++ and put a trap there. Rewrite it.");
+                   "a trap: __builtin_trap, or a line that the compiler proved to have no meaning in C++. Rewrite it.");
     } else if (block.fibers.is_overflow(address)) {
         block.fail(thread, unknown, instruction,
                    "stack overflow: more than %zu bytes of locals and calls. Use smaller arrays or less recursion.",

@@ -7,7 +7,7 @@
 
 #include "tensor_core.cuh"
 
-static thread_local char* emulated_shared;  // of the block: its first arrival stands 256 bytes further on
+static thread_local char* emulated_shared;  // of the block, which begins with its first arrival
 
 inline unsigned long long describe(const void* shared, int along, int across)
 {
@@ -69,7 +69,7 @@ inline void store_matrices(const unsigned (&)[4], unsigned short*) {}
 // An arrival counts: bytes that are expected in the lower half, times that they were in the upper.
 inline void prepare_arrival(unsigned long long* arrival)
 {
-    if (threadIdx.x == 0) emulated_shared = (char*)arrival - 256;
+    if (threadIdx.x == 0) emulated_shared = (char*)arrival;
     *arrival = 0;
 }
 inline void expect_bytes(unsigned long long* arrival, int num_bytes)
