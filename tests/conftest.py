@@ -5,6 +5,7 @@ at every level (tests/warpdrive/test_cpu_backend.py, tests/trainers/test_trainer
 tests that ask for `built_for_speed`, are built as users build them; all of them with WARPDRIVE_OPT_LEVEL=3.
 """
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,13 @@ from warpdrive.backends import ahead, choose_backend
 from warpdrive.backends.base import Backend
 
 os.environ.setdefault("WARPDRIVE_OPT_LEVEL", "0")  # of processes that tests start, too
+
+
+def pytest_collection_finish() -> None:
+    """What libraries and tests are made of stays: each of thousands of collections of garbage would look through it."""
+    gc.collect()
+    gc.freeze()
+
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

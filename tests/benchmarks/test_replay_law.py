@@ -4,6 +4,7 @@ import pytest
 import replay_law
 import torch
 
+pytestmark = pytest.mark.usefixtures("built_for_speed")  # 10^8 draws
 
 def test_every_law_holds_of_few_items(run):
     code, results = run(replay_law, "--device", "cpu", "--smaller", 1000)

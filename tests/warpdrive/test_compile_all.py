@@ -93,6 +93,8 @@ def test_every_shipped_kernel_compiles(compiler, arch):
     for source in sorted(TRAINER_KERNELS.glob("*/*.cu")):
         if source.name.startswith(("conv_", "q_", "wide_q", "ac_")):  # of a network, as tests/trainers/fused has it
             continue
+        if source.name.endswith("by_warpgroups.cu") and arch != "sm_90a":  # which alone launches them
+            continue
         if is_few and source.name not in ("gae.cu", "episodes.cu", "sum_tree.cu"):
             continue
         sizes = {} if source.name in FUSED else {"num_envs": 2, "num_agents": env.num_agents}

@@ -81,13 +81,14 @@ def test_updates_are_those_of_torch(case, tmp_path, device):
     rows, parts = [(16, 1), (32, 3)][number % 2]
     by_torch, by_kernel = (make_trainer(tmp_path / name, device, **switches) for name in ("torch", "kernel"))
     learn_by_kernel(by_kernel, rows, parts)
-    for _ in range(5):
+    is_large = "batch_size" in switches  # a CPU takes long
+    for _ in range(4 if is_large else 5):
         theirs, ours = by_torch.iterate()["agent"], by_kernel.iterate()["agent"]
     assert set(ours) == set(theirs)
     for name in theirs:
         assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-4, abs=1e-5), name
     ours, theirs = (one.algorithms["agent"] for one in (by_kernel, by_torch))
-    num_updates = 20 if "learning_starts" in switches else 12
+    num_updates = 20 if "learning_starts" in switches else 8 if is_large else 12
     steps = num_updates // getattr(ours.config, "policy_delay", 1)
     assert ours.optimizer.tensors()["network.trunk.0.weight/step"] == steps
     for state, tensors in theirs.state().items():
