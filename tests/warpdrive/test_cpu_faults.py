@@ -89,3 +89,64 @@ def test_a_fault_outside_of_kernels_ends_the_process_as_ever(mode):
     done = subprocess.run([sys.executable, "-c", CRASH, mode], capture_output=True, text=True)
     assert done.stdout == "7\n"
     assert done.returncode == -signal.SIGSEGV
+
+
+ENDLESS = f"""
+import os, signal, sys, threading, time
+import torch
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from warpdrive.backends.cpu import CpuBackend
+from warpdrive.errors import KernelError
+from warpdrive.function_manager import FunctionManager
+
+text = '''extern "C" __global__ void hold(const int* opens, int* out)
+{{
+    while (*(const volatile int*)opens == 0) {{ }}
+    out[env_index()] = 7;
+}}'''
+text = '#include "warpdrive.cuh"\\n' + text
+functions = FunctionManager(None, text, num_envs=512, backend=CpuBackend(num_threads=int(sys.argv[1])), name="hold.cu")
+opens, out = torch.zeros(1, dtype=torch.int32), torch.zeros(512, dtype=torch.int32)
+hold = functions.prepare("hold", opens=opens, out=out)
+
+def meanwhile(*events):
+    def run():
+        for seconds, what in events:
+            time.sleep(seconds)
+            what()
+    threading.Thread(target=run, daemon=True).start()
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def told():
+    try:
+        hold()
+        time.sleep(10)
+        return "nothing came"
+    except KeyboardInterrupt:
+        return f"interrupted behind {{out.sum().item()}}"
+    except KernelError as error:
+        return str(error)
+    finally:
+        opens.zero_(), out.zero_()
+
+open_up = lambda: opens.fill_(1)
+meanwhile((0.3, interrupt), (0.3, open_up))
+print(told())
+meanwhile((3.0, open_up), (0.5, interrupt))
+print(told())
+meanwhile((3.0, interrupt))
+print(told())
+meanwhile((0.1, open_up), (0.3, interrupt))
+print(told())
+"""
+
+
+@pytest.mark.parametrize("num_threads", ["1", "2"])
+def test_ctrl_c_ends_a_launch_that_takes_long_and_else_waits_for_its_end(num_threads):
+    """A kernel holds until it is opened: soon, after a long time, never; and once more, as all is as before."""
+    done = subprocess.run([sys.executable, "-c", ENDLESS, num_threads], capture_output=True, text=True, timeout=100)
+    soon, long, never, again = done.stdout.splitlines()
+    assert soon == long == again == f"interrupted behind {7 * 512}"
+    assert never.startswith("kernel 'hold', block ") and "hold.cu:4: ended by a signal, as this launch took " in never

@@ -46,7 +46,7 @@ _ENTRY_POINTS = "<entry points>"
 _FIRST_ENTRY_LINE = 3
 
 _SHIM_FILES = ("cpu_abi.h", "cpu_atomics.h", "cpu_checks.h", "cpu_math.h", "cpu_shim.h", "cpu_warp.h")
-_RUNTIME_FILES = ("cpu_abi.h", "cpu_accesses.h", "cpu_fiber.h", "cpu_block.h", "cpu_runtime.cpp")
+_RUNTIME_FILES = ("cpu_abi.h", "cpu_accesses.h", "cpu_fiber.h", "cpu_block.h", "cpu_stop.h", "cpu_runtime.cpp")
 
 # Floating point follows CUDA's rules: every operation rounds once, nothing is contracted or reordered.
 _KERNEL_FLAGS = [

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "cpu_block.h"
+#include "cpu_stop.h"
 
 namespace warpdrive_cpu {
 
@@ -25,12 +26,6 @@ struct Worker {
 
 static thread_local Worker* running = nullptr;  // set while this OS thread is inside a launch
 static int64_t block_start;                     // debug mode: when the block that runs was started
-
-static int64_t now() {
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * int64_t{1000000000} + time.tv_nsec;
-}
 
 // Debug mode's fibers have guard pages. All fibers having one would use up the kernel's table of mappings.
 static Worker& worker(bool is_debug) {
@@ -211,6 +206,11 @@ public:
         acquire(&job.end_tag);
     }
 
+    // A signal to each thread.
+    void tell(int signal) {
+        for (std::thread& thread : threads_) pthread_kill(thread.native_handle(), signal);
+    }
+
 private:
     void serve(int id) {
         uint64_t seen = 0;
@@ -249,15 +249,6 @@ static const int64_t kWorthSharing = 20000;
 static const int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
 static struct sigaction old_actions[5];
 static const unsigned kUnknownThread = ~0u;
-
-static uintptr_t instruction_of(const void* state) {
-    const ucontext_t* machine = static_cast<const ucontext_t*>(state);
-#if defined(__x86_64__)
-    return static_cast<uintptr_t>(machine->uc_mcontext.gregs[REG_RIP]);
-#else
-    return machine->uc_mcontext.pc;
-#endif
-}
 
 static void on_fault(int signal, siginfo_t* info, void* state) {
     if (!running || !running->fibers.current()) {  // not in a kernel: whoever was there before decides
@@ -299,6 +290,20 @@ static void catch_faults() {
     }
 }
 
+// ---- a launch that takes long, outside of debug mode
+static void stop_at(uintptr_t instruction) {
+    if (!running || !running->fibers.current()) return;
+    running->block.fail(kUnknownThread, Place{nullptr, 0}, instruction,
+                        "ended by a signal, as this launch took long: a loop that does not end, or a wait for another "
+                        "thread? Test the loop's condition.");
+}
+
+static LongLaunch* make_long_launch() {
+    return new LongLaunch([](int signal) { pool->tell(signal); }, stop_at);
+}
+static LongLaunch* long_launch = make_long_launch();  // as the pool
+static const int at_fork_of_long = pthread_atfork(nullptr, nullptr, [] { long_launch = make_long_launch(); });
+
 static void run(Launch* launch) {
     const uint64_t num_threads = uint64_t{launch->threads_x} * launch->threads_y;
     if (launch->expected < 0) launch->expected = static_cast<int64_t>(launch->num_blocks * num_threads) * 20;
@@ -315,22 +320,7 @@ static void run(Launch* launch) {
     launch->expected = (now() - start) * job.num_threads;
 }
 
-// ---- a block that does not end
-static uintptr_t code_start, code_end;  // of the kernel library
-
-static int find_code(dl_phdr_info* library, size_t, void* argument) {
-    const uintptr_t address = *static_cast<uintptr_t*>(argument);
-    for (int i = 0; i < library->dlpi_phnum; ++i) {
-        const auto& header = library->dlpi_phdr[i];
-        const uintptr_t start = library->dlpi_addr + header.p_vaddr;
-        if (header.p_type != PT_LOAD || address < start || address >= start + header.p_memsz) continue;
-        code_start = start;
-        code_end = start + header.p_memsz;
-        return 1;
-    }
-    return 0;
-}
-
+// ---- a block that does not end, in debug mode
 // Ends the launch only where it interrupts the kernel's own code: elsewhere a lock may be held, or the scheduler be
 // half done, and the next tick comes soon. The first tick leaves it to a barrier, which knows its place in the text.
 static void on_tick(int, siginfo_t*, void* state) {
@@ -407,7 +397,9 @@ extern "C" __attribute__((visibility("default"))) int warpdrive_cpu_run(warpdriv
     } else {
         static const bool catches = (warpdrive_cpu::catch_faults(), true);
         (void)catches;
+        warpdrive_cpu::long_launch->begin(launch);
         warpdrive_cpu::run(launch);
+        warpdrive_cpu::long_launch->end(launch);
     }
     return launch->failed.load(std::memory_order_relaxed);
 }
