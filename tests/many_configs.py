@@ -8,7 +8,7 @@ import pytest
 
 from warpdrive.backends.base import Backend
 
-NUM_FOR_SPEED = 6
+NUM_FOR_SPEED = 3
 """Configs whose kernels are built as users build them; those of the others are not optimised."""
 
 

@@ -236,7 +236,6 @@ def compare_over_rounds(index: int, backend: Backend) -> Counter:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("built_quickly")  # a kernel each
 def test_kernel_equals_the_oracle_over_100_random_configurations(backend, monkeypatch):
     counts = sum(over_configs(compare_over_rounds, NUM_CONFIGS, backend, monkeypatch), Counter())
     forgiven = [name for name in counts if name.startswith("forgiven")]

@@ -66,7 +66,6 @@ def compare_with_oracle(index: int, backend) -> int:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("built_quickly")  # a kernel each
 def test_kernel_equals_the_oracle_over_100_random_configurations(backend, monkeypatch):
     tags = over_configs(compare_with_oracle, NUM_CONFIGS, backend, monkeypatch)
     assert len(tags) == NUM_CONFIGS

@@ -48,7 +48,9 @@ def guarded() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("kernel", "number", "words"),
     [
-        ("division_by_zero", 0, "integer division by zero. A GPU would go on with garbage: test the divisor."),
+        ("division_by_zero", 0, "integer division by zero, or of the smallest number by -1. A GPU would go on with"),
+        ("trap", 0, "a trap: __builtin_trap, or a line that the compiler"),
+        ("copies_from_afar", FAR, "it read or wrote where no array is. The CPU's debug mode names array and index"),
         ("index_out_of_range", FAR, "it read or wrote where no array is. The CPU's debug mode names array and index"),
         ("index_out_of_range", -FAR, "it read or wrote where no array is. The CPU's debug mode names array and index"),
     ],
@@ -64,13 +66,24 @@ def test_a_fault_is_a_line_and_later_launches_work(module, guarded, kernel, numb
         assert torch.equal(out, x.flip(1))
 
 
+def test_faults_behind_barriers_leave_no_stacks_behind(guarded):
+    module = CpuBackend(num_threads=1).compile(Source(str(MISTAKES), TEXT, "", read_signatures(TEXT)))
+    numbers = []
+    for _ in range(6):
+        for _ in range(20):
+            with pytest.raises(KernelError, match="no array is"):
+                launch(module, "far_behind_a_barrier", guarded, FAR)
+        numbers.append(len(Path("/proc/self/maps").read_text().splitlines()))
+    assert numbers[-1] - numbers[1] < 20, numbers  # of 80 faults, each with 8 stacks
+
+
 def test_where_thousands_of_blocks_meet_a_fault_one_is_told(module):
     with pytest.raises(KernelError, match=r"'division_by_zero', block \d+: .*integer division by zero"):
         launch(module, "division_by_zero", torch.zeros(8, dtype=torch.int32), 0, blocks=5000)
 
 
 CRASH = f"""
-import ctypes, sys
+import ctypes, faulthandler, os, signal, sys
 import torch
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from warpdrive.backends import choose_backend
@@ -78,17 +91,31 @@ from warpdrive.function_manager import FunctionManager
 text = 'extern "C" __global__ void fill(int* out) {{ out[0] = 7; }}'
 functions = FunctionManager(None, text, backend=choose_backend("cpu", debug=sys.argv[1] == "debug"))
 out = torch.zeros(1, dtype=torch.int32)
-functions.prepare("fill", out=out)()
+fill = functions.prepare("fill", out=out)
+fill()
 print(out.item(), flush=True)
-ctypes.string_at(0)
+if sys.argv[2] == "late":
+    faulthandler.enable()
+    fill()
+if sys.argv[2] == "sent":
+    os.kill(os.getpid(), signal.SIGSEGV)
+elif sys.argv[2] == "trap":
+    signal.raise_signal(signal.SIGTRAP)
+else:
+    ctypes.string_at(0)
+print("still there")
 """
 
 
 @pytest.mark.parametrize("mode", ["plain", "debug"])
-def test_a_fault_outside_of_kernels_ends_the_process_as_ever(mode):
-    done = subprocess.run([sys.executable, "-c", CRASH, mode], capture_output=True, text=True)
+@pytest.mark.parametrize("case", ["fault", "dumped", "late", "sent", "trap"])
+def test_a_fault_outside_of_kernels_ends_the_process_as_ever(mode, case):
+    """Whoever had it before, faulthandler, is asked first; and one that took it over later."""
+    dumps = ["-X", "faulthandler"] if case == "dumped" else []
+    done = subprocess.run([sys.executable, *dumps, "-c", CRASH, mode, case], capture_output=True, text=True, timeout=60)
     assert done.stdout == "7\n"
-    assert done.returncode == -signal.SIGSEGV
+    assert done.returncode == -(signal.SIGTRAP if case == "trap" else signal.SIGSEGV)
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == (case in ("dumped", "late"))
 
 
 ENDLESS = f"""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainers.learning.graphs import WARM_UP, Graphed
-from warpdrive.backends import choose_backend
+from warpdrive.backends import choose_backend, cuda
 from warpdrive.backends.base import Source
 from warpdrive.backends.cuda import compile_to_cubin
 from warpdrive.backends.dependent_launch import WAIT, can_wait, launch_early, wait_first, waiting_kernels
@@ -17,6 +17,7 @@ from warpdrive.errors import CompileError
 from warpdrive.function_manager import FunctionManager
 from warpdrive.signature import read_signatures
 
+INSTRUCTION = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 TEXT = """// extern "C" __global__ void f(int* x) {
 extern "C" __global__ void later(int* x);  // says what comes
 __device__ void helper(int* x) { x[0] = 1; }
@@ -40,6 +41,7 @@ extern "C" __global__ void in_a_line(int* x) {{{WAIT} x[0] = 3; }}
 
 
 def test_kernels_alone_wait_and_lines_keep_their_numbers():
+    assert WAIT.strip().replace("__", "") == INSTRUCTION
     assert wait_first(TEXT) == WAITING
     assert waiting_kernels(TEXT) == {"plain", "in_a_line"}
 
@@ -49,9 +51,22 @@ def test_hopper_and_later_can_wait(arch, can):
     assert can_wait(arch) is can
 
 
+def test_what_is_compiled_waits_where_a_gpu_can(monkeypatch, tmp_path):
+    units = {}
+    monkeypatch.setenv("WARPDRIVE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cuda, "_nvcc_version", lambda: "nvcc")
+    monkeypatch.setattr(cuda, "_run_nvcc", lambda source, unit, flags: units.setdefault(flags[0], unit).encode())
+    source = Source("<source>", TEXT, "constexpr int N = 1;", read_signatures(TEXT.replace("later", "another")))
+    for arch in ("sm_80", "sm_90a"):
+        compile_to_cubin(source, arch, "nvcc")
+    assert units["-arch=sm_80"].endswith(TEXT)
+    assert units["-arch=sm_90a"].endswith(WAITING)
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc here")
 def test_a_mistake_behind_the_brace_is_found_where_it_is_without_a_wait():
-    text = '\n  extern "C" __global__ void in_a_line(int* x) { x[0] = y; }\n'
+    one = 'extern "C" __global__ void {}(int* x) {{ x[0] = {}; }}'
+    text = f"\n  {one.format('first', 1)} {one.format('second', 'y')}\n"
     told = []
     for arch in ("sm_80", "sm_90a"):
         with pytest.raises(CompileError, match=r'<source>:2:\d+: error: identifier "y" is undefined') as refused:
@@ -63,7 +78,7 @@ def test_a_mistake_behind_the_brace_is_found_where_it_is_without_a_wait():
 class Graph:
     """What the driver tells of a graph: a node's kernel, None for what is none; edges as (from, to): (port, type)."""
 
-    def __init__(self, nodes, edges, refuses=False):
+    def __init__(self, nodes, edges, refuses=()):
         self.nodes, self.refuses = nodes, refuses
         self.edges = {edge: (0, 0) for edge in edges} if isinstance(edges, list) else dict(edges)
         self.names = [ctypes.c_char_p(None if name is None else name.encode()) for name in nodes]
@@ -82,6 +97,7 @@ class Graph:
         return 0
 
     def cuGraphKernelNodeGetParams_v2(self, node, parameters):
+        assert ctypes.sizeof(parameters) >= 72  # as CUDA_KERNEL_NODE_PARAMS has them in cuda.h
         parameters[0] = node.value
         return 0
 
@@ -95,7 +111,7 @@ class Graph:
         return 0
 
     def cuGraphAddDependencies_v2(self, graph, source, target, data, number):
-        if data is not None and self.refuses:
+        if ("whole" if data is None else "early") in self.refuses:
             return 1
         edge = (0, 0) if data is None else (data._obj.from_port, data._obj.type)
         self.edges[source._obj.value - 1, target._obj.value - 1] = edge
@@ -118,16 +134,18 @@ def test_what_follows_several_or_is_early_already_stays():
     fork = Graph(["ours"] * 4, [(0, 1), (0, 2), (1, 3), (2, 3)])
     assert early_of(fork) == {(0, 1), (0, 2)}
     assert fork.edges[1, 3] == fork.edges[2, 3] == (0, 0)
-    other = Graph(["ours"] * 3, {(0, 1): (2, 0), (1, 2): (0, 0)})
+    other = Graph(["ours"] * 4, {(0, 1): (2, 0), (1, 2): (0, 0), (2, 3): (0, 1)})
     assert early_of(other) == {(1, 2)}
-    assert other.edges[0, 1] == (2, 0)
+    assert other.edges[0, 1] == (2, 0) and other.edges[2, 3] == (0, 1)
 
 
 def test_a_driver_that_cannot_leaves_the_graph_as_it_was():
-    graph = Graph(["ours"] * 3, [(0, 1), (1, 2)], refuses=True)
+    graph = Graph(["ours"] * 3, [(0, 1), (1, 2)], refuses=["early"])
     assert early_of(graph) == set()
     assert graph.edges == {(0, 1): (0, 0), (1, 2): (0, 0)}
     assert launch_early(1, {"ours"}, lambda _: object()) == 0
+    with pytest.raises(RuntimeError, match="took an edge of the graph away"):
+        launch_early(1, {"ours"}, lambda _: Graph(["ours"] * 2, [(0, 1)], refuses=["early", "whole"]))
 
 
 CHAIN = """
@@ -140,8 +158,10 @@ extern "C" __global__ void move(const int* from, int* to)
 """
 
 
-def test_each_of_a_hundred_kernels_finds_what_the_one_before_wrote(device):
+def test_each_of_a_hundred_kernels_finds_what_the_one_before_wrote(device, monkeypatch):
     """Fifty there and fifty back: every number is then a hundred more, and stands where the walk of places leads."""
+    early = []
+    monkeypatch.setattr(cuda, "launch_early", lambda *graph: early.append(launch_early(*graph)))
     backend, size = choose_backend(device), 20_011
     functions = FunctionManager(None, "#include <warpdrive.cuh>\n" + CHAIN, {}, size, backend=backend)
     one = torch.arange(size, dtype=torch.int32, device=backend.device)
@@ -164,3 +184,4 @@ def test_each_of_a_hundred_kernels_finds_what_the_one_before_wrote(device):
         replayed()
         assert torch.equal(one.cpu().long(), expected)
     assert replayed.is_captured is (device == "cuda")
+    assert early == ([99 if can_wait(backend.arch) else 0] if device == "cuda" else [])  # the first follows none

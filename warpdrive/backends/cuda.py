@@ -275,8 +275,7 @@ def _read_diagnostics(log: str, source: Source) -> str:
         if caret is not None:
             # the log indents the source line; the file's own line tells by how much
             column = after[caret].index("^") + 1
-            if 0 <= after[caret - 1].find(WAIT) < column:
-                column -= len(WAIT)  # which the user did not write
+            column -= len(WAIT) * after[caret - 1][:column].count(WAIT)  # which the user did not write
             own = text.splitlines()[row - 1] if path == source.path and row <= text.count("\n") + 1 else ""
             if own.strip():
                 logged = after[caret - 1]
@@ -290,4 +289,4 @@ def _read_diagnostics(log: str, source: Source) -> str:
             break
     if not shown and (match := _TOO_MUCH_SHARED.search(log)):
         shown.append(too_much_shared(source, match.group(1), int(match.group(2), 16), int(match.group(3), 16)))
-    return "\n".join(shown) or f"{source.path}: the compiler failed:\n{log.strip()}"
+    return "\n".join(shown) or f"{source.path}: the compiler failed:\n{log.replace(WAIT, '').strip()}"

@@ -21,7 +21,7 @@ from typing import Any
 from warpdrive.nvidia_driver import LIBRARY
 from warpdrive.signature import starts_of_bodies
 
-WAIT = ' asm volatile("griddepcontrol.wait;" ::: "memory");'
+WAIT = ' __asm__ volatile("griddepcontrol.wait;" ::: "memory");'
 """What a kernel begins with, on the line of its brace, so that lines keep their numbers."""
 
 _KERNEL_NODE, _PROGRAMMATIC = 0, 1
@@ -64,6 +64,8 @@ def launch_early(graph: int, kernels: Container[str], load: Callable[[str], Any]
         kernels: names of kernels that begin with WAIT.
     Returns:
         How many are launched so.
+    Raises:
+        RuntimeError: the driver left an edge out: the graph must not be used.
     """
     library = load(LIBRARY)
     if not hasattr(library, "cuGraphAddDependencies_v2") or not hasattr(library, "cuFuncGetName"):
@@ -73,7 +75,8 @@ def launch_early(graph: int, kernels: Container[str], load: Callable[[str], Any]
         return 0
     nodes, edges = ctypes.c_void_p * number.value, (_Edge * number.value)()
     sources, targets = nodes(), nodes()
-    library.cuGraphGetEdges_v2(handle, sources, targets, edges, ctypes.byref(number))
+    if library.cuGraphGetEdges_v2(handle, sources, targets, edges, ctypes.byref(number)):
+        return 0
     of_target: dict[int, list[int]] = {}
     for index, target in enumerate(targets):
         of_target.setdefault(target, []).append(index)
@@ -81,15 +84,21 @@ def launch_early(graph: int, kernels: Container[str], load: Callable[[str], Any]
     for target, (index, *others) in of_target.items():
         is_whole = not (others or edges[index].type or edges[index].from_port)
         if is_whole and _kernel_of(library, target) in kernels and _is_kernel(library, sources[index]):
-            pair = ctypes.byref(ctypes.c_void_p(sources[index])), ctypes.byref(ctypes.c_void_p(target))
-            early = _Edge(_PROGRAMMATIC, 0, _PROGRAMMATIC)
-            if library.cuGraphRemoveDependencies_v2(handle, *pair, None, ctypes.c_size_t(1)):
-                continue
-            if library.cuGraphAddDependencies_v2(handle, *pair, ctypes.byref(early), ctypes.c_size_t(1)):
-                library.cuGraphAddDependencies_v2(handle, *pair, None, ctypes.c_size_t(1))
-                continue
-            num_early += 1
+            num_early += _replace(library, handle, sources[index], target)
     return num_early
+
+
+def _replace(library: Any, graph: ctypes.c_void_p, source: int, target: int) -> bool:
+    """An edge by one that asks for less; whether the driver did."""
+    pair = ctypes.byref(ctypes.c_void_p(source)), ctypes.byref(ctypes.c_void_p(target))
+    early, one = ctypes.byref(_Edge(_PROGRAMMATIC, 0, _PROGRAMMATIC)), ctypes.c_size_t(1)
+    if library.cuGraphRemoveDependencies_v2(graph, *pair, None, one):
+        return False
+    if not library.cuGraphAddDependencies_v2(graph, *pair, early, one):
+        return True
+    if error := library.cuGraphAddDependencies_v2(graph, *pair, None, one):
+        raise RuntimeError(f"the driver took an edge of the graph away and did not put it back (error {error})")
+    return False
 
 
 def _is_kernel(library: Any, node: int) -> bool:

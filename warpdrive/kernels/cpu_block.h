@@ -16,7 +16,7 @@
 namespace warpdrive_cpu {
 
 enum Options : unsigned {
-    kDebug = 1,       // each thread on a fiber of its own with a guard page; faults are caught; shared memory is filled
+    kDebug = 1,       // each thread on a fiber of its own with a guard page; shared memory is filled
     kReverse = 2,     // threads and blocks run last to first
     kMuted = 4,       // printf is silent
     kSpread = 8,      // block i runs on OS thread i modulo their number, however small the launch

@@ -268,7 +268,7 @@ public:
 
     // Whether a fault at `address` is the current stack running over its guard page.
     bool is_overflow(const char* address) const {
-        return current_ && is_guarded_ && address >= current_->base - kPage && address < current_->base + 512;
+        return current_ && address >= current_->base - kPage && address < current_->base + 512;
     }
 
 private:

@@ -1,4 +1,4 @@
-// Launches kernels compiled with cpu_shim.h: shares out blocks over OS threads, and in debug mode catches faults.
+// Launches kernels compiled with cpu_shim.h: shares out blocks over OS threads, and catches kernels' faults.
 // Built once per machine into a shared library; see warpdrive/backends/cpu.py.
 #include <link.h>
 #include <signal.h>
@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -24,15 +25,17 @@ struct Worker {
     Block block;
 };
 
-static thread_local Worker* running = nullptr;  // set while this OS thread is inside a launch
+// Set while this OS thread is inside a launch. A handler of signals reads it: so it needs no memory on first use, for which
+// all that is local to threads must be small.
+static thread_local Worker* running __attribute__((tls_model("initial-exec"))) = nullptr;
 static int64_t block_start;                     // debug mode: when the block that runs was started
 
 // Debug mode's fibers have guard pages. All fibers having one would use up the kernel's table of mappings.
 static Worker& worker(bool is_debug) {
-    static thread_local Worker plain(false);
-    if (!is_debug) return plain;
-    static thread_local Worker guarded(true);
-    return guarded;
+    static thread_local std::unique_ptr<Worker> workers[2];
+    std::unique_ptr<Worker>& mine = workers[is_debug];
+    if (!mine) mine = std::make_unique<Worker>(is_debug);
+    return *mine;
 }
 
 static void fiber_main() {
@@ -248,24 +251,48 @@ static const int64_t kWorthSharing = 20000;
 // ---- faults of a kernel, which end its launch and not the process
 static const int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
 static struct sigaction old_actions[5];
+static std::atomic<int> num_passed_on[5];
 static const unsigned kUnknownThread = ~0u;
 
+// To whoever was there before, who may have come after us and give it back: then the process ends as by default.
+static void pass_on(int signal, bool comes_again) {
+    for (int i = 0; i < 5; ++i) {
+        if (kSignals[i] != signal) continue;
+        struct sigaction ends {};
+        ends.sa_handler = SIG_DFL;
+        sigaction(signal, num_passed_on[i]++ == 0 ? &old_actions[i] : &ends, nullptr);
+    }
+    if (!comes_again) syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), signal);
+}
+
+// Of an instruction in a library's function that a kernel called: where in the kernel it was called, as near as its stack
+// tells; else itself.
+static uintptr_t within_kernel(uintptr_t instruction, const void* state, const Fiber& fiber, Launch* launch) {
+    uintptr_t entry = reinterpret_cast<uintptr_t>(launch->entry);
+    if (!dl_iterate_phdr(find_code, &entry) || (instruction >= code_start && instruction < code_end)) return instruction;
+    const uintptr_t end = reinterpret_cast<uintptr_t>(fiber.base + fiber.size);
+    for (uintptr_t place = stack_of(state) & ~uintptr_t{7}; place + 8 <= end; place += 8) {
+        const uintptr_t found = *reinterpret_cast<const uintptr_t*>(place);
+        if (found > code_start && found < code_end) return found - 1;
+    }
+    return instruction;
+}
+
 static void on_fault(int signal, siginfo_t* info, void* state) {
-    if (!running || !running->fibers.current()) {  // not in a kernel: whoever was there before decides
-        for (int i = 0; i < 5; ++i) {
-            if (kSignals[i] == signal) sigaction(signal, &old_actions[i], nullptr);
-        }
+    const bool is_sent = info->si_code <= 0;  // by a process, not by an instruction
+    if (is_sent || !running || !running->fibers.current()) {
+        pass_on(signal, !is_sent && signal != SIGTRAP);
         return;  // and the fault happens again
     }
-    const uintptr_t instruction = instruction_of(state);
     Block& block = running->block;
+    const uintptr_t instruction = within_kernel(instruction_of(state), state, *block.fibers.current(), block.launch);
     // But in debug mode a fiber runs one thread after the other, and nobody knows which.
     const unsigned thread = block.launch->options & kDebug ? block.fibers.current()->thread : kUnknownThread;
     char* address = static_cast<char*>(info->si_addr);
     const Place unknown{nullptr, 0};
     if (signal == SIGFPE) {
         block.fail(thread, unknown, instruction,
-                   "integer division by zero. A GPU would go on with garbage: test the divisor.");
+                   "integer division by zero, or of the smallest number by -1. A GPU would go on with garbage: test both.");
     } else if (signal == SIGILL || signal == SIGTRAP) {
         block.fail(thread, unknown, instruction,
                    "a trap: __builtin_trap, or a line that the compiler proved to have no meaning in C++. Rewrite it.");
@@ -287,6 +314,7 @@ static void catch_faults() {
     for (int i = 0; i < 5; ++i) {
         sigaction(kSignals[i], &action, &old);
         if (old.sa_sigaction != on_fault) old_actions[i] = old;
+        num_passed_on[i] = 0;
     }
 }
 

@@ -31,6 +31,15 @@ static uintptr_t instruction_of(const void* state) {
 #endif
 }
 
+static uintptr_t stack_of(const void* state) {
+    const ucontext_t* machine = static_cast<const ucontext_t*>(state);
+#if defined(__x86_64__)
+    return static_cast<uintptr_t>(machine->uc_mcontext.gregs[REG_RSP]);
+#else
+    return machine->uc_mcontext.sp;
+#endif
+}
+
 static uintptr_t code_start, code_end;  // of the kernel library
 
 static int find_code(dl_phdr_info* library, size_t, void* argument) {

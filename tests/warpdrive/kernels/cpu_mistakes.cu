@@ -199,3 +199,21 @@ extern "C" __global__ void endless_barriers(int* out)
     }
     out[0] = 1;
 }
+
+extern "C" __global__ void trap(int* out, int never)
+{
+    if (threadIdx.x == 5 && never == 0) __builtin_trap();  // trap
+    out[threadIdx.x] = 1;
+}
+
+extern "C" __global__ void copies_from_afar(float* out, int offset)
+{
+    memcpy(out, out + offset, 4 * (8 + offset % 2));  // copies_from_afar
+}
+
+extern "C" __global__ void far_behind_a_barrier(float* out, int offset)
+{
+    __syncthreads();
+    if (threadIdx.x == 3) out[offset] = 1.0f;  // far_behind_a_barrier
+    __syncthreads();
+}
