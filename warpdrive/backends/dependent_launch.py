@@ -56,8 +56,8 @@ def waiting_kernels(text: str) -> set[str]:
 
 
 def launch_early(graph: int, kernels: Container[str], load: Callable[[str], Any] = ctypes.CDLL) -> int:
-    """Lets kernels of these names, which wait, be launched as soon as the kernel before them lets them, in a graph that
-    is not instantiated yet; what comes after several others stays as it is. An older driver: nothing is done.
+    """Lets kernels of these names, which wait, be launched as soon as the blocks of the kernel before them are done: in
+    a graph that is not instantiated yet. What comes after several others stays as it is, all of it with an old driver.
 
     Args:
         graph: the handle of a CUgraph.

@@ -305,9 +305,8 @@ static void on_fault(int signal, siginfo_t* info, void* state) {
     block.fail(thread, unknown, instruction, "@%zx", reinterpret_cast<uintptr_t>(address));
 }
 
-// From now on, unless a sanitizer tells of them. Who was there before still gets those of other code.
+// From now on. Who was there before still gets those of other code.
 static void catch_faults() {
-    if (under_sanitizer()) return;
     struct sigaction action {}, old {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // we leave the handler by switching stacks
@@ -316,6 +315,10 @@ static void catch_faults() {
         if (old.sa_sigaction != on_fault) old_actions[i] = old;
         num_passed_on[i] = 0;
     }
+}
+
+static void leave_faults() {
+    for (int i = 0; i < 5; ++i) sigaction(kSignals[i], &old_actions[i], nullptr);
 }
 
 // ---- a launch that takes long, outside of debug mode
@@ -412,6 +415,7 @@ static void run_guarded(Launch* launch) {
             launch->other_address = Block::address_of(accesses.last());
         }
     }
+    if (under_sanitizer()) leave_faults();
     sigaltstack(&old_stack, nullptr);
 }
 
@@ -419,15 +423,16 @@ static void run_guarded(Launch* launch) {
 
 // ---- what Python calls
 extern "C" __attribute__((visibility("default"))) int warpdrive_cpu_run(warpdrive_cpu::Launch* launch) {
+    using namespace warpdrive_cpu;
     launch->failed.store(0, std::memory_order_relaxed);
-    if (launch->options & warpdrive_cpu::kDebug) {
-        warpdrive_cpu::run_guarded(launch);
+    if (launch->options & kDebug) {
+        run_guarded(launch);
     } else {
-        static const bool catches = (warpdrive_cpu::catch_faults(), true);
-        (void)catches;
-        warpdrive_cpu::long_launch->begin(launch);
-        warpdrive_cpu::run(launch);
-        warpdrive_cpu::long_launch->end(launch);
+        static std::once_flag once;  // a sanitizer tells of faults itself
+        std::call_once(once, [] { under_sanitizer() ? void() : catch_faults(); });
+        long_launch->begin(launch);
+        run(launch);
+        long_launch->end(launch);
     }
     return launch->failed.load(std::memory_order_relaxed);
 }
