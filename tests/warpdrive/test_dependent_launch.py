@@ -41,7 +41,7 @@ extern "C" __global__ void in_a_line(int* x) {{{WAIT} x[0] = 3; }}
 
 
 def test_kernels_alone_wait_and_lines_keep_their_numbers():
-    assert WAIT.strip().replace("__", "") == INSTRUCTION
+    assert WAIT.strip() == INSTRUCTION
     assert wait_first(TEXT) == WAITING
     assert waiting_kernels(TEXT) == {"plain", "in_a_line"}
 

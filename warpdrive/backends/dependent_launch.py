@@ -21,8 +21,8 @@ from typing import Any
 from warpdrive.nvidia_driver import LIBRARY
 from warpdrive.signature import starts_of_bodies
 
-WAIT = ' __asm__ volatile("griddepcontrol.wait;" ::: "memory");'
-"""What a kernel begins with, on the line of its brace, so that lines keep their numbers."""
+WAIT = ' asm volatile("griddepcontrol.wait;" ::: "memory");'
+"""What a kernel begins with, on the line of its brace, so that lines keep their numbers. NVRTC knows no `__asm__`."""
 
 _KERNEL_NODE, _PROGRAMMATIC = 0, 1
 
