@@ -267,15 +267,14 @@ static void pass_on(int signal, bool comes_again) {
 
 // Of an instruction in a library's function that a kernel called: where in the kernel it was called, as near as its stack
 // tells; else itself.
-static uintptr_t within_kernel(uintptr_t instruction, const void* state, const Fiber& fiber, Launch* launch) {
-    uintptr_t entry = reinterpret_cast<uintptr_t>(launch->entry);
-    if (!dl_iterate_phdr(find_code, &entry) || (instruction >= code_start && instruction < code_end)) return instruction;
+static uintptr_t within_kernel(const Interrupted& at, const Fiber& fiber, const Launch* launch) {
+    if (!find_code_of(launch) || is_code(at.instruction)) return at.instruction;
     const uintptr_t end = reinterpret_cast<uintptr_t>(fiber.base + fiber.size);
-    for (uintptr_t place = stack_of(state) & ~uintptr_t{7}; place + 8 <= end; place += 8) {
+    for (uintptr_t place = at.stack & ~uintptr_t{7}; place + 8 <= end; place += 8) {
         const uintptr_t found = *reinterpret_cast<const uintptr_t*>(place);
-        if (found > code_start && found < code_end) return found - 1;
+        if (is_code(found - 1)) return found - 1;
     }
-    return instruction;
+    return at.instruction;
 }
 
 static void on_fault(int signal, siginfo_t* info, void* state) {
@@ -285,7 +284,7 @@ static void on_fault(int signal, siginfo_t* info, void* state) {
         return;  // and the fault happens again
     }
     Block& block = running->block;
-    const uintptr_t instruction = within_kernel(instruction_of(state), state, *block.fibers.current(), block.launch);
+    const uintptr_t instruction = within_kernel(interrupted_at(state), *block.fibers.current(), block.launch);
     // But in debug mode a fiber runs one thread after the other, and nobody knows which.
     const unsigned thread = block.launch->options & kDebug ? block.fibers.current()->thread : kUnknownThread;
     char* address = static_cast<char*>(info->si_addr);
@@ -360,8 +359,8 @@ static void on_tick(int, siginfo_t*, void* state) {
     if (now() - block_start < block.launch->limit) return;
     const bool was_late = block.is_late;
     block.is_late = true;
-    const uintptr_t instruction = instruction_of(state);
-    if (!was_late || instruction < code_start || instruction >= code_end) return;
+    const uintptr_t instruction = interrupted_at(state).instruction;
+    if (!was_late || !is_code(instruction)) return;
     block.fail_late(block.fibers.current()->thread, Place{nullptr, 0}, instruction);
 }
 
@@ -369,8 +368,7 @@ class Ticks {
 public:
     explicit Ticks(Launch* launch) {
         if (launch->limit <= 0) return;
-        uintptr_t entry = reinterpret_cast<uintptr_t>(launch->entry);
-        if (!dl_iterate_phdr(find_code, &entry)) return;
+        if (!find_code_of(launch)) return;
         struct sigaction action {};
         action.sa_sigaction = on_tick;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;

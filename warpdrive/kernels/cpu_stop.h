@@ -1,4 +1,5 @@
-// Ends a launch that takes long, at Ctrl-C or SIGTERM: Python would look at them when it is over.
+// Ends a launch that takes long, at Ctrl-C or SIGTERM: Python would look at them when it is over. And, for whatever ends
+// a launch by a signal, where in a kernel's code that found it.
 #pragma once
 #include <link.h>
 #include <pthread.h>
@@ -22,21 +23,17 @@ static int64_t now() {
     return time.tv_sec * int64_t{1000000000} + time.tv_nsec;
 }
 
-static uintptr_t instruction_of(const void* state) {
+// Where a signal found its thread.
+struct Interrupted {
+    uintptr_t instruction, stack;
+};
+static Interrupted interrupted_at(const void* state) {
     const ucontext_t* machine = static_cast<const ucontext_t*>(state);
 #if defined(__x86_64__)
-    return static_cast<uintptr_t>(machine->uc_mcontext.gregs[REG_RIP]);
+    const auto& registers = machine->uc_mcontext.gregs;
+    return {static_cast<uintptr_t>(registers[REG_RIP]), static_cast<uintptr_t>(registers[REG_RSP])};
 #else
-    return machine->uc_mcontext.pc;
-#endif
-}
-
-static uintptr_t stack_of(const void* state) {
-    const ucontext_t* machine = static_cast<const ucontext_t*>(state);
-#if defined(__x86_64__)
-    return static_cast<uintptr_t>(machine->uc_mcontext.gregs[REG_RSP]);
-#else
-    return machine->uc_mcontext.sp;
+    return {machine->uc_mcontext.pc, machine->uc_mcontext.sp};
 #endif
 }
 
@@ -54,6 +51,12 @@ static int find_code(dl_phdr_info* library, size_t, void* argument) {
     }
     return 0;
 }
+// Fills in where the code of this launch's kernel library is; whether it was found.
+static bool find_code_of(const Launch* launch) {
+    uintptr_t entry = reinterpret_cast<uintptr_t>(launch->entry);
+    return dl_iterate_phdr(find_code, &entry);
+}
+static bool is_code(uintptr_t address) { return address >= code_start && address < code_end; }
 
 // Watches the launches of Python's main thread, which alone looks at signals. A kernel's endless loop is never over: so
 // once a launch has taken long, a signal ends it wherever that interrupts the kernel's own code; elsewhere a lock may be
@@ -95,8 +98,8 @@ private:
         main_ = pthread_self();
         struct sigaction action {};
         action.sa_sigaction = [](int, siginfo_t*, void* state) {
-            const uintptr_t instruction = instruction_of(state);
-            if (instruction >= code_start && instruction < code_end) stop_at_(instruction);
+            const uintptr_t instruction = interrupted_at(state).instruction;
+            if (is_code(instruction)) stop_at_(instruction);
         };
         action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;  // we leave the handler by switching stacks
         sigaction(nudge(), &action, nullptr);
@@ -115,8 +118,7 @@ private:
         std::lock_guard<std::mutex> lock(mutex_);
         if (since_.load() != since) return;
         if (!listens_.load()) {
-            uintptr_t entry = reinterpret_cast<uintptr_t>(launch_->entry);
-            dl_iterate_phdr(find_code, &entry);
+            find_code_of(launch_);
             struct sigaction action {};
             action.sa_handler = [](int signal) { came_.store(signal); };
             action.sa_flags = SA_RESTART;
