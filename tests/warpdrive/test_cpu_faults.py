@@ -1,6 +1,7 @@
 """A kernel that divides by zero or jumps out of memory ends its launch with a line, not the process; outside of debug
 mode, too. Faults of other code stay what they were."""
 
+import mmap
 import signal
 import subprocess
 import sys
@@ -67,14 +68,15 @@ def test_a_fault_is_a_line_and_later_launches_work(module, guarded, kernel, numb
 
 
 def test_faults_behind_barriers_leave_no_stacks_behind(guarded):
+    """Each has up to eight, of 128 KiB."""
     module = CpuBackend(num_threads=1).compile(Source(str(MISTAKES), TEXT, "", read_signatures(TEXT)))
-    numbers = []
+    sizes = []
     for _ in range(6):
         for _ in range(20):
             with pytest.raises(KernelError, match="no array is"):
                 launch(module, "far_behind_a_barrier", guarded, FAR)
-        numbers.append(len(Path("/proc/self/maps").read_text().splitlines()))
-    assert numbers[-1] - numbers[1] < 20, numbers  # of 80 faults, each with 8 stacks
+        sizes.append(int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE)
+    assert sizes[-1] - sizes[1] < 80 * (128 << 10) // 2, sizes
 
 
 def test_where_thousands_of_blocks_meet_a_fault_one_is_told(module):
