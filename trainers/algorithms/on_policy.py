@@ -186,7 +186,7 @@ class OnPolicy(Algorithm):
                 sums += self._learn_from(units)
         self.end()
         *means, _ = (sums / sums[-1]).unbind()  # the first always counts
-        return {**dict(zip(self.OF_MINIBATCHES, means, strict=True)), "explained_variance": self.explained_variance()}
+        return dict(zip(self.OF_MINIBATCHES, means, strict=True))
 
     def _learn_from(self, units: torch.Tensor) -> torch.Tensor:
         """One minibatch, one step of the optimiser: its figures, and 1; zeros if target_kl was passed before."""
@@ -256,7 +256,7 @@ class OnPolicy(Algorithm):
             norm = self.policy.value_norm  # of who learns: another than who plays, where that lags behind
             unit = None if norm is None else norm.moments
             self._value_figures = prepare_value_figures(self.group, self.config.gamma, self.config.reward_clip, unit)
-        return self._value_figures()
+        return {"explained_variance": self.explained_variance(), **self._value_figures()}
 
     def explained_variance(self) -> torch.Tensor:
         """Of targets, by what the critic said: 1 is one that knows, 0 one that guesses."""

@@ -138,8 +138,7 @@ class FusedLearner:
             means = self._figures.flatten(1).mean(dim=0).view(-1, NUM_FIGURES).sum(dim=0)
             norm = self._norms.mean()
         names = learner.OF_MINIBATCHES
-        figures = dict(zip(names, (*means[: len(names) - 1], norm), strict=True))
-        return {**figures, "explained_variance": learner.explained_variance()}
+        return dict(zip(names, (*means[: len(names) - 1], norm), strict=True))
 
     def _compile(self, config: PolicyConfig) -> None:
         """The learn kernel, which serves all networks in one launch; and that of the products of those in pieces."""

@@ -221,6 +221,7 @@ def test_detail_12_debug_figures_by_hand(tag, algorithm):
     group.value[:-1] = 3.0 * advantage
     expect(learner, advantage)
     figures = {name: float(figure) for name, figure in learner.update().items()}
+    figures["explained_variance"] = learner.explained_variance().item()
     of_algorithm = {
         "A2C": {
             "policy_loss": math.log(NUM_ACTIONS),  # -log_prob * (3 - 1) / 2

@@ -235,7 +235,7 @@ def test_an_update_is_that_of_plain_torch_on_the_agents_in_the_game(make_trainer
     assert figures["value_loss"].item() == pytest.approx(value_loss, rel=1e-4)
     left_over = advantage[active].double().var(correction=0)
     explained = 1 - left_over / target[active].double().var(correction=0)
-    assert figures["explained_variance"].item() == pytest.approx(explained.item(), abs=1e-4)
+    assert learner.explained_variance().item() == pytest.approx(explained.item(), abs=1e-4)
     if config.normalize_observation:
         seen = group.observation[:-1][active].double().cpu().numpy()
         norm = group.policy.observation_norm
