@@ -4,31 +4,49 @@
 //   STEP_THREADS, SLICES  threads of a block, and those of them that add up one parameter's parts
 //   NUM_FIGURES           in a row of what the learn kernel wrote
 //   FULL_PRECISION        of the networks
-#include "tensor_core.cuh"
+#include "over_block.cuh"
 
 constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
 
-// Adds the parts up, always in the same order.
+// Adds the parts up, always in the same order; the first block those of the figures.
 //   parts               [.., gradient]  of all networks, one after the other              read
 //   place               [parameter]  where the first part of its gradient is              read
 //   stride              [parameter]  from one part to the next                            read
 //   num_parts           [parameter]                                                       read
 //   name                [parameter]  the tensor that it belongs to                        read
 //   halted, first_loss  [1]  not 0, not NOTHING_FOUND: nothing more is looked for         read
+//   figures             [num_figure_rows, NUM_FIGURES]  of this minibatch                 read
 //   gradient            [parameter]                                                       written
-//   squares             [block]  sums of the squares                                      written
+//   squares             [block but the first]  sums of the squares                        written
+//   told                [NUM_FIGURES + 2]  the first: sums of the figures, if there are   written
 //   first_name          [1]  the first tensor whose gradient has a NaN or an infinity     read, written
 //   num_parameters      of the policy                                                     read
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     const float* parts, const long long* place, const int* stride, const int* num_parts, const int* name,
-    const float* halted, const long long* first_loss, float* gradient, float* squares, long long* first_name,
-    int num_parameters)
+    const float* halted, const long long* first_loss, const float* figures, float* gradient, float* squares,
+    float* told, long long* first_name, int num_parameters, int num_figure_rows)
 {
     constexpr int PARAMETERS = STEP_THREADS / SLICES;  // of this block
     __shared__ float sum_of[SLICES][PARAMETERS];
+    __shared__ float of_warp[STEP_THREADS / 32];
+    if (blockIdx.x == 0) {
+        if (num_figure_rows == 0) return;
+        float figure[NUM_FIGURES] = {};
+        for (int k = threadIdx.x; k < num_figure_rows; k += STEP_THREADS) {
+#pragma unroll
+            for (int i = 0; i < NUM_FIGURES; ++i) figure[i] += figures[k * NUM_FIGURES + i];
+        }
+#pragma unroll
+        for (int i = 0; i < NUM_FIGURES; ++i) {
+            const float whole = over_block(figure[i], of_warp);
+            if (threadIdx.x == 0) told[i] = whole;
+        }
+        return;
+    }
     const int mine = threadIdx.x % PARAMETERS;
     const int slice = threadIdx.x / PARAMETERS;
-    const int i = blockIdx.x * PARAMETERS + mine;
+    const int block = blockIdx.x - 1;
+    const int i = block * PARAMETERS + mine;
     if (i < num_parameters) {
         const float* part = parts + place[i];
         const int step = stride[i];
@@ -46,21 +64,15 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
         sum_of[slice][mine] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
     __syncthreads();
-    if (slice == 0) {
-        float whole = 0.0f;
-        if (i < num_parameters) {
-            for (int k = 0; k < SLICES; ++k) whole += sum_of[k][mine];
-            gradient[i] = whole;
-            const bool is_first = halted[0] == 0.0f && first_loss[0] == NOTHING_FOUND;  // else that is what is told
-            if (is_first && !isfinite(whole)) atomicMin(first_name, (long long)name[i]);
-        }
-        sum_of[0][mine] = whole * whole;
+    float whole = 0.0f;
+    if (slice == 0 && i < num_parameters) {
+        for (int k = 0; k < SLICES; ++k) whole += sum_of[k][mine];
+        gradient[i] = whole;
+        const bool is_first = halted[0] == 0.0f && first_loss[0] == NOTHING_FOUND;  // else that is what is told
+        if (is_first && !isfinite(whole)) atomicMin(first_name, (long long)name[i]);
     }
-    for (int width = PARAMETERS / 2; width > 0; width /= 2) {
-        __syncthreads();
-        if (threadIdx.x < width) sum_of[0][threadIdx.x] += sum_of[0][threadIdx.x + width];
-    }
-    if (threadIdx.x == 0) squares[blockIdx.x] = sum_of[0][0];
+    const float square = over_block(whole * whole, of_warp);
+    if (threadIdx.x == 0) squares[block] = square;
 }
 
 // A target's parameter, a step nearer to the one that it follows; rounded as torch does.
@@ -84,8 +96,10 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
 // None if the run is halted, this iteration stopped, or the policy too far from the one that played.
 //   gradient                 [parameter]                                                  read
 //   squares                  [group]  of the blocks that added up                         read
-//   figures                  [row, NUM_FIGURES]  of this minibatch, the fourth
-//                            being the KL divergence                                      read
+//   told                     [NUM_FIGURES + 2]  of this minibatch, the fourth being the
+//                            KL divergence; then the gradient's length before it is
+//                            shortened, and 0 if an earlier step found target_kl
+//                            passed, else 1                                               read, written
 //   first_loss, first_name   [1]  not NOTHING_FOUND: what halts the run; a norm that is no
 //                            number, of parts that are, is named after the first tensor   read, written
 //   halted, stopped          [1]  not 0: no step; raised here                             read, written
@@ -100,21 +114,18 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
 //   elements, biases         the networks' as their kernels read them; bytes, floats      written
 //   target, target_elements, target_biases  of a network that follows this one, if one does; it
 //                            does so without a step, too                                  read, written
-//   norm                     [1]  of the gradient, before it is shortened                 written
-//   counts                   [1]  0 if an earlier step found target_kl passed, else 1     written
-//   num_parameters, num_groups, num_figure_rows  of the policy; of squares; of figures    read
+//   num_parameters, num_groups  of the policy; of squares                                 read
 //   max_norm                 to which gradients are shortened; 0: to none                 read
 //   target_kl                divergence from which no step is made; 0: none               read
 //   follows, tau             whether a network does, and how far it steps                 read
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
-    const float* gradient, const float* squares, const float* figures, const long long* first_loss,
-    long long* first_name, float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
+    const float* gradient, const float* squares, float* told, const long long* first_loss, long long* first_name,
+    float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
     const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square,
     unsigned char* elements, float* biases, float* target, unsigned char* target_elements, float* target_biases,
-    float* norm, float* counts, int num_parameters, int num_counts, int num_groups, int num_figure_rows,
-    float max_norm, float target_kl, bool follows, float tau)
+    int num_parameters, int num_counts, int num_groups, float max_norm, float target_kl, bool follows, float tau)
 {
-    __shared__ float part[STEP_THREADS];
+    __shared__ float of_warp[STEP_THREADS / 32];
     const int i = blockIdx.x * STEP_THREADS + threadIdx.x;
     const bool is_one = i < num_parameters;
     float now = is_one ? parameter[i] : 0.0f;  // all that it needs is on its way before it waits
@@ -123,34 +134,20 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float old_square = is_one ? square[i] : 0.0f;
     const int place = is_one ? weight_place[i] : 0;
     const float old_target = is_one && follows ? target[i] : 0.0f;
-    __shared__ float kl_part[STEP_THREADS];
     float sum = 0.0f;
     for (int k = threadIdx.x; k < num_groups; k += STEP_THREADS) sum += squares[k];
-    part[threadIdx.x] = sum;
-    float divergence = 0.0f;
-    if (target_kl > 0.0f) {
-        for (int k = threadIdx.x; k < num_figure_rows; k += STEP_THREADS) divergence += figures[k * NUM_FIGURES + 3];
-    }
-    kl_part[threadIdx.x] = divergence;
+    const float divergence = told[3];
     const float was_halted = halted[0];
     const float was_stopped = stopped[0];
-    for (int width = STEP_THREADS / 2; width > 0; width /= 2) {
-        __syncthreads();
-        if (threadIdx.x < width) {
-            part[threadIdx.x] += part[threadIdx.x + width];
-            kl_part[threadIdx.x] += kl_part[threadIdx.x + width];
-        }
-    }
-    __syncthreads();
-    const float length = sqrtf(part[0]);
+    const float length = sqrtf(over_block(sum, of_warp));
     // Flags only rise, and what raises them is there before the launch: every block decides alike, whoever is first.
     const bool is_bad = first_loss[0] != NOTHING_FOUND || first_name[0] != NOTHING_FOUND || !isfinite(length);
-    const bool is_far = target_kl > 0.0f && kl_part[0] > target_kl;
+    const bool is_far = target_kl > 0.0f && divergence > target_kl;
     const bool skips = is_bad || is_far || was_halted != 0.0f || was_stopped != 0.0f;
     const float step = step_before[0] + (skips ? 0.0f : 1.0f);
     if (i == 0) {
-        norm[0] = length;
-        counts[0] = was_stopped != 0.0f ? 0.0f : 1.0f;
+        told[NUM_FIGURES] = length;
+        told[NUM_FIGURES + 1] = was_stopped != 0.0f ? 0.0f : 1.0f;
         for (int k = 0; k < num_counts; ++k) step_after[k] = step;
         const bool is_first = was_halted == 0.0f && first_loss[0] == NOTHING_FOUND && first_name[0] == NOTHING_FOUND;
         if (is_first && !isfinite(length)) first_name[0] = 0;  // too long, though no part is

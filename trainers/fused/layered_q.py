@@ -121,16 +121,16 @@ class LayeredQLearner(ByKernels):
         self._adam, self._step_before = stepper.adam, new(1)
         self._weight = batch.weight if batch.active is None else torch.zeros_like(batch.weight)
         rows, seen = learner.batch_size, self._seen(batch.observation)
-        self._error, self._figures, self._norm, self._number = new(rows), new(len(FIGURES)), new(1), new(1)
+        self._error, self._number = new(rows), new(1)
+        self._figures, self._told = new(len(FIGURES)), new(NUM_FIGURES + 2)
         forward, outputs = [gradient.prepare_before(rows, 0, seen)], [gradient.arrays()]
         for packed in (self._target, *([self._packed] if config.double else [])):
             network = network_of_rows(packed, self._network(packed), rows, constants)
             forward.append(network.prepare_all(self._seen(batch.next_observation)))
             outputs.append(network.arrays())
         steps = stepper.prepare(
-            new(1, NUM_FIGURES), self._norm, new(1), self._step_before, self._adam.steps,
-            learner.scalars["lr"].view(1), target=self._target if self.follows_within else None, tau=float(config.tau),
-            also=[self._figures],
+            new(0, NUM_FIGURES), self._told, self._step_before, self._adam.steps, learner.scalars["lr"].view(1),
+            target=self._target if self.follows_within else None, tau=float(config.tau), also=[self._figures],
         )  # fmt: skip
         self._calls = [
             *side_by_side(forward),
@@ -202,7 +202,7 @@ class LayeredQLearner(ByKernels):
         for call in self._calls:
             call()
         self.learner.keep_errors(self._error)
-        return {**dict(zip(FIGURES, self._figures.unbind(), strict=True)), "grad_norm": self._norm[0]}
+        return {**dict(zip(FIGURES, self._figures.unbind(), strict=True)), "grad_norm": self._told[NUM_FIGURES]}
 
     def follow(self) -> Figures:
         self._follow()

@@ -93,7 +93,8 @@ class FusedLearner:
         """Of features, which are brought together once an iteration."""
         self._compile(config)
         self._figures = new(plan.num_steps, plan.num_figures, NUM_FIGURES)
-        self._norms, self._counts = new(plan.num_steps), new(plan.num_steps)
+        self.told = new(plan.num_steps, NUM_FIGURES + 2)
+        """Of each step: sums of the figures, the gradient's length, and whether it counts."""
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
         self._halted = learner.guard.flag_of(group.name)
         self.stepper = Stepper(learner, self.packed, self._networks, self._parts, plan.num_groups)
@@ -131,14 +132,12 @@ class FusedLearner:
         self._adam.steps.copy_(self._steps[self.plan.num_steps % 2].expand_as(self._adam.steps))
         learner.end()
         if self._target_kl:
-            share = self._counts / self._counts.sum()  # the first always counts
-            means = (share.view(-1, 1) * self._figures.sum(dim=1)).sum(dim=0)
-            norm = (share * self._norms).sum()
-        else:  # over minibatches first: of five sums of many thousand numbers each, a GPU makes one after the other
-            means = self._figures.flatten(1).mean(dim=0).view(-1, NUM_FIGURES).sum(dim=0)
-            norm = self._norms.mean()
-        names = learner.OF_MINIBATCHES
-        return dict(zip(names, (*means[: len(names) - 1], norm), strict=True))
+            counts = self.told[:, -1:]
+            means = (counts * self.told).sum(dim=0) / counts.sum()  # the first always counts
+        else:
+            means = self.told.mean(dim=0)
+        *names, of_norm = learner.OF_MINIBATCHES
+        return {**dict(zip(names, means, strict=False)), of_norm: means[NUM_FIGURES]}
 
     def _compile(self, config: PolicyConfig) -> None:
         """The learn kernel, which serves all networks in one launch; and that of the products of those in pieces."""
@@ -297,8 +296,8 @@ class FusedLearner:
             more = {"starts": self._starts[of_epoch], "memory": group.memory}
         calls = self._prepare_learn(arrays, more, figures, first, size)
         step = self.stepper.prepare(
-            self._figures[number], self._norms[number : number + 1], self._counts[number : number + 1],
-            self._steps[number % 2], self._steps[(number + 1) % 2], self._lr, self._target_kl,
+            self._figures[number], self.told[number], self._steps[number % 2], self._steps[(number + 1) % 2], self._lr,
+            self._target_kl,
         )  # fmt: skip
         return [*calls, *step]
 

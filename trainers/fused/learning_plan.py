@@ -155,5 +155,5 @@ class LearningPlan:
             "parts of the gradient": sum(4 * one.size_of_parts for one in self.networks),
             "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,
             "rows of features": sum(self.rows_of_features.values()),
-            "figures": self.num_steps * (4 * NUM_FIGURES * self.num_figures + 24 * self.num_sums + 4),
+            "figures": self.num_steps * (4 * NUM_FIGURES * (self.num_figures + 1) + 24 * self.num_sums + 8),
         }

@@ -10,7 +10,7 @@ import torch
 
 from trainers.acting.actor import Call
 from trainers.fused.gradient import NetworkGradient
-from trainers.fused.learning_plan import STEP_THREADS
+from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS
 from trainers.fused.packed import PackedPolicy
 from trainers.learning.adam_kernels import AdamMemory
 from warpdrive.backends.base import LaunchShape
@@ -64,40 +64,42 @@ class Stepper:
             self._tables_of_one_part = {"place": place, "stride": zeros, "num_parts": zeros + 1}
 
     def prepare(
-        self, figures: torch.Tensor, norm: torch.Tensor, counts: torch.Tensor, step_before: torch.Tensor,
-        step_after: torch.Tensor, lr: torch.Tensor, target_kl: float = 0.0, target: PackedPolicy | None = None,
-        tau: float = 0.0, also: Sequence[torch.Tensor] = (),
+        self, figures: torch.Tensor, told: torch.Tensor, step_before: torch.Tensor, step_after: torch.Tensor,
+        lr: torch.Tensor, target_kl: float = 0.0, target: PackedPolicy | None = None, tau: float = 0.0,
+        also: Sequence[torch.Tensor] = (),
     ) -> list[Call]:  # fmt: skip
         """One step, once the parts are there.
 
         Args:
-            figures: [rows, NUM_FIGURES], which all ranks sum up with the gradient.
-            norm, counts, step_before, step_after, lr, target_kl, tau: as fused_step.cu has them.
+            figures: [rows, NUM_FIGURES], which are summed up with the gradient; no rows of who has none.
+            told: [NUM_FIGURES + 2]  their sums, of all ranks, and what else fused_step.cu says of the step.
+            step_before, step_after, lr, target_kl, tau: as fused_step.cu has them.
             target: a policy like this one that follows it.
             also: what else all ranks sum up then.
         """
         learner, packed, guard = self.learner, self.packed, self.learner.guard
         name, config = learner.group.name, learner.config
-        adds = LaunchShape(self._num_groups, (STEP_THREADS, 1))
+        adds = LaunchShape(self._num_groups + 1, (STEP_THREADS, 1))
         steps = LaunchShape(-(-len(packed.parameter) // STEP_THREADS), (STEP_THREADS, 1))
         found = {"halted": guard.flag_of(name), "first_loss": guard.place_of("loss", name)}
         found["first_name"] = guard.place_of("gradient", name)
         into = {"gradient": self.gradient, "squares": self._squares, "num_parameters": len(packed.parameter)}
-        add_up = partial(packed.step_functions.prepare, "add_up_gradient", adds, **found, **into)
-        calls = [add_up(parts=self._parts, **self._tables)]
+        into["told"] = told
+        add_up = partial(packed.step_functions.prepare, "add_up_gradient", adds, figures=figures, **found, **into)
+        calls = [add_up(parts=self._parts, num_figure_rows=len(figures), **self._tables)]
         if learner.world.size > 1:
-            calls.append(lambda: self._reduce(figures, *also))
+            calls.append(lambda: self._reduce(told[:NUM_FIGURES], *also))
         if packed.norms is not None:
             calls.append(packed.norms.prepare_unfold(self.gradient))
         if self._tables_of_one_part:
-            calls.append(add_up(parts=self.gradient, **{**self._tables, **self._tables_of_one_part}))
+            of_one_part = {**self._tables, **self._tables_of_one_part}
+            calls.append(add_up(parts=self.gradient, num_figure_rows=0, **of_one_part))
         step = packed.step_functions.prepare(
             "adam_step",
             steps,
             **into,
             **found,
             run_halted=guard.halted,
-            figures=figures,
             stopped=learner.optimizer.stopped,
             step_before=step_before,
             step_after=step_after,
@@ -109,14 +111,11 @@ class Stepper:
             square=self.adam.square,
             elements=packed.elements,
             biases=packed.biases,
-            target=norm if target is None else target.parameter,
+            target=told if target is None else target.parameter,
             target_elements=packed.elements if target is None else target.elements,
-            target_biases=norm if target is None else target.biases,
-            norm=norm,
-            counts=counts,
+            target_biases=told if target is None else target.biases,
             num_counts=step_after.numel(),
             num_groups=self._num_groups,
-            num_figure_rows=len(figures),
             max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
             target_kl=target_kl,
             follows=target is not None,

@@ -268,7 +268,7 @@ def test_steps_are_those_of_torchs_adam_and_kernels_read_what_they_wrote(make, r
         for name, parameter in policy.named_parameters():
             torch.testing.assert_close(parameter.detach(), twins[name].detach(), rtol=0, atol=1e-6)
     assert len(lengths) == 18
-    assert learner.learns_by._norms.tolist() == pytest.approx(lengths[-6:], rel=1e-5)
+    assert learner.learns_by.told[:, -2].tolist() == pytest.approx(lengths[-6:], rel=1e-5)
     assert min(lengths) < max_length < max(lengths)
     assert {memory["step"].item() for memory in learner.optimizer.state.values()} == {18}
     packed = learner.learns_by.packed
@@ -321,7 +321,7 @@ def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
         "parts of the gradient": [one.parts for one in fused._networks],
         "gradient": [by.gradient, by._squares, by._is_critic, *by._tables.values()],
         "rows of features": [*fused._rows.values()],
-        "figures": [fused._figures, fused._sums, fused._norms],
+        "figures": [fused._figures, fused._sums, fused.told],
     }
     assert bool(fused._rows) == (way == REGISTERS)
     told = packed.plan.bytes_of_playing(10) | fused.plan.num_bytes
