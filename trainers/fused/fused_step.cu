@@ -135,6 +135,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const int place = is_one ? weight_place[i] : 0;
     const float old_target = is_one && follows ? target[i] : 0.0f;
     float sum = 0.0f;
+#pragma unroll 8
     for (int k = threadIdx.x; k < num_groups; k += STEP_THREADS) sum += squares[k];
     const float divergence = told[3];
     const float was_halted = halted[0];

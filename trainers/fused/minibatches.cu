@@ -19,6 +19,7 @@
 
 constexpr int UNIT = SEQUENCE > 0 ? SEQUENCE * GROUP_SIZE : 1;  // samples that stay together
 constexpr int NUM_UNITS = NUM_SAMPLES / UNIT;
+constexpr int AHEAD = 4;  // samples that are loaded before the first of them is looked at
 
 static_assert(1ll << ORDER_BITS >= NUM_UNITS, "samples have no place in the order");
 static_assert(NUM_SAMPLES % UNIT == 0 && MINIBATCH % UNIT == 0 && CHUNK % UNIT == 0, "sequences are cut");
@@ -120,13 +121,26 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) advantage_sums(
     double sum = 0.0;
     double squares = 0.0;
     const long long stride = (long long)NUM_SUMS * SUM_THREADS;
-    for (long long i = first + (blockIdx.x % NUM_SUMS) * SUM_THREADS + threadIdx.x; i < last; i += stride) {
-        const int index = HAS_ORDER ? order_of_epoch[i] : (int)i;
-        if (HAS_ACTIVE && !active[place_among_all(index)]) continue;
-        const double one = advantage[index];
-        number += 1.0;
-        sum += one;
-        squares += one * one;
+    const long long mine = first + (blockIdx.x % NUM_SUMS) * SUM_THREADS + threadIdx.x;
+    for (long long i = mine; i < last; i += AHEAD * stride) {
+        float found[AHEAD];
+        bool counts[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+            const bool is_there = i + k * stride < last;
+            const long long at = is_there ? i + k * stride : i;
+            const int index = HAS_ORDER ? order_of_epoch[at] : (int)at;
+            counts[k] = is_there && (!HAS_ACTIVE || active[place_among_all(index)]);
+            found[k] = advantage[index];
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+            if (!counts[k]) continue;
+            const double one = found[k];
+            number += 1.0;
+            sum += one;
+            squares += one * one;
+        }
     }
     part[threadIdx.x][0] = number;
     part[threadIdx.x][1] = sum;

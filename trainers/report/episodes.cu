@@ -1,6 +1,6 @@
 #include "warpdrive.cuh"
 
-constexpr int AHEAD = 8;  // steps that are loaded before the first of them is looked at: else each waits for its own load
+constexpr int AHEAD = 16;  // steps that are loaded before the first of them is looked at: else each waits for its own load
 
 // Adds up the returns and lengths of the episodes that ended in a rollout. Episodes run on across rollouts.
 // Sums are kept env by env, so their order, and with it their last bit, never changes.

@@ -24,7 +24,7 @@
 //   num_steps       of the rollout
 static_assert(HAS_ACTIVE || !CREDITS_TEAM, "nobody leaves");
 
-constexpr int AHEAD = 8;  // steps that are loaded before the first of them is looked at: else each waits for its own load
+constexpr int AHEAD = 16;  // steps that are loaded before the first of them is looked at: else each waits for its own load
 
 // Generalised advantage estimation, each agent's steps walked backwards by one thread.
 // A terminated step has no future, truncated or not. One only truncated has: the value of what was seen
