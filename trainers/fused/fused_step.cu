@@ -53,14 +53,17 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
         const int count = num_parts[i];
         float sum[4] = {};
         int k = slice;
-        for (; k + 7 * SLICES < count; k += 8 * SLICES) {
+        do {  // whatever `count` is, so that it is not waited for before the others are asked for
             float eight[8];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) eight[j] = part[(long long)(k + j * SLICES) * step];
+            for (int j = 0; j < 8; ++j) {
+                const int one = k + j * SLICES;
+                eight[j] = one < count ? part[(long long)one * step] : 0.0f;
+            }
 #pragma unroll
             for (int j = 0; j < 8; ++j) sum[j % 4] += eight[j];
-        }
-        for (; k < count; k += SLICES) sum[0] += part[(long long)k * step];
+            k += 8 * SLICES;
+        } while (k < count);
         sum_of[slice][mine] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
     __syncthreads();
@@ -68,8 +71,10 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     if (slice == 0 && i < num_parameters) {
         for (int k = 0; k < SLICES; ++k) whole += sum_of[k][mine];
         gradient[i] = whole;
-        const bool is_first = halted[0] == 0.0f && first_loss[0] == NOTHING_FOUND;  // else that is what is told
-        if (is_first && !isfinite(whole)) atomicMin(first_name, (long long)name[i]);
+        if (!isfinite(whole)) {
+            const bool is_first = halted[0] == 0.0f && first_loss[0] == NOTHING_FOUND;  // else that is what is told
+            if (is_first) atomicMin(first_name, (long long)name[i]);
+        }
     }
     const float square = over_block(whole * whole, of_warp);
     if (threadIdx.x == 0) squares[block] = square;
@@ -106,7 +111,7 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
 //   run_halted               [1]  raised with `halted`: what other policies halt by, once
 //                            this update is over                                          written
 //   step_before, step_after  [1], [num_counts]  steps so far, in memory apart            read; written
-//   lr                       [2]  of the parameters, and of those of the critic           read
+//   lr, critic_lr            [1]  of the parameters, and of those of the critic           read
 //   is_critic                [parameter]                                                  read
 //   weight_place             [parameter]  of its element in `elements`; or -1 - its place
 //                            in `biases`                                                  read
@@ -120,7 +125,7 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
 //   follows, tau             whether a network does, and how far it steps                 read
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float* gradient, const float* squares, float* told, const long long* first_loss, long long* first_name,
-    float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr,
+    float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr, const float* critic_lr,
     const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square,
     unsigned char* elements, float* biases, float* target, unsigned char* target_elements, float* target_biases,
     int num_parameters, int num_counts, int num_groups, float max_norm, float target_kl, bool follows, float tau)
@@ -134,24 +139,36 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float old_square = is_one ? square[i] : 0.0f;
     const int place = is_one ? weight_place[i] : 0;
     const float old_target = is_one && follows ? target[i] : 0.0f;
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int k = threadIdx.x; k < num_groups; k += STEP_THREADS) sum += squares[k];
+    const bool of_critic = is_one && is_critic[i];
+    const float of_actor = lr[0], of_critics = critic_lr[0];
     const float divergence = told[3];
     const float was_halted = halted[0];
     const float was_stopped = stopped[0];
+    const float steps = step_before[0];
+    const long long found[2] = {first_loss[0], first_name[0]};
+    float sum = 0.0f;
+    for (int first = threadIdx.x; first < num_groups; first += 8 * STEP_THREADS) {
+        float eight[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const int k = first + j * STEP_THREADS;
+            eight[j] = k < num_groups ? squares[k] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum += eight[j];
+    }
+    const bool is_found = found[0] != NOTHING_FOUND || found[1] != NOTHING_FOUND;
     const float length = sqrtf(over_block(sum, of_warp));
     // Flags only rise, and what raises them is there before the launch: every block decides alike, whoever is first.
-    const bool is_bad = first_loss[0] != NOTHING_FOUND || first_name[0] != NOTHING_FOUND || !isfinite(length);
+    const bool is_bad = is_found || !isfinite(length);
     const bool is_far = target_kl > 0.0f && divergence > target_kl;
     const bool skips = is_bad || is_far || was_halted != 0.0f || was_stopped != 0.0f;
-    const float step = step_before[0] + (skips ? 0.0f : 1.0f);
+    const float step = steps + (skips ? 0.0f : 1.0f);
     if (i == 0) {
         told[NUM_FIGURES] = length;
         told[NUM_FIGURES + 1] = was_stopped != 0.0f ? 0.0f : 1.0f;
         for (int k = 0; k < num_counts; ++k) step_after[k] = step;
-        const bool is_first = was_halted == 0.0f && first_loss[0] == NOTHING_FOUND && first_name[0] == NOTHING_FOUND;
-        if (is_first && !isfinite(length)) first_name[0] = 0;  // too long, though no part is
+        if (was_halted == 0.0f && !is_found && is_bad) first_name[0] = 0;  // too long, though no part is
         if (is_bad) halted[0] = run_halted[0] = 1.0f;
         if (is_far) stopped[0] = 1.0f;
     }
@@ -165,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
         const float mean_square = 0.999f * old_square + 0.001f * slope * slope;
         average[i] = mean;
         square[i] = mean_square;
-        const float size = lr[is_critic[i] ? 1 : 0] / correction1;
+        const float size = (of_critic ? of_critics : of_actor) / correction1;
         now -= size * mean / (sqrtf(mean_square) / sqrtf(correction2) + 1e-5f);
         parameter[i] = now;
         put(elements, biases, place, now);

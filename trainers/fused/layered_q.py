@@ -128,8 +128,9 @@ class LayeredQLearner(ByKernels):
             network = network_of_rows(packed, self._network(packed), rows, constants)
             forward.append(network.prepare_all(self._seen(batch.next_observation)))
             outputs.append(network.arrays())
+        lr = learner.scalars["lr"].view(1)
         steps = stepper.prepare(
-            new(0, NUM_FIGURES), self._told, self._step_before, self._adam.steps, learner.scalars["lr"].view(1),
+            new(0, NUM_FIGURES), self._told, self._step_before, self._adam.steps, lr, lr,
             target=self._target if self.follows_within else None, tau=float(config.tau), also=[self._figures],
         )  # fmt: skip
         self._calls = [

@@ -296,8 +296,8 @@ class FusedLearner:
             more = {"starts": self._starts[of_epoch], "memory": group.memory}
         calls = self._prepare_learn(arrays, more, figures, first, size)
         step = self.stepper.prepare(
-            self._figures[number], self.told[number], self._steps[number % 2], self._steps[(number + 1) % 2], self._lr,
-            self._target_kl,
+            self._figures[number], self.told[number], self._steps[number % 2], self._steps[(number + 1) % 2],
+            self._lr[:1], self._lr[1:], self._target_kl,
         )  # fmt: skip
         return [*calls, *step]
 

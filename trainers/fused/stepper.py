@@ -65,15 +65,15 @@ class Stepper:
 
     def prepare(
         self, figures: torch.Tensor, told: torch.Tensor, step_before: torch.Tensor, step_after: torch.Tensor,
-        lr: torch.Tensor, target_kl: float = 0.0, target: PackedPolicy | None = None, tau: float = 0.0,
-        also: Sequence[torch.Tensor] = (),
+        lr: torch.Tensor, critic_lr: torch.Tensor, target_kl: float = 0.0, target: PackedPolicy | None = None,
+        tau: float = 0.0, also: Sequence[torch.Tensor] = (),
     ) -> list[Call]:  # fmt: skip
         """One step, once the parts are there.
 
         Args:
             figures: [rows, NUM_FIGURES], which are summed up with the gradient; no rows of who has none.
             told: [NUM_FIGURES + 2]  their sums, of all ranks, and what else fused_step.cu says of the step.
-            step_before, step_after, lr, target_kl, tau: as fused_step.cu has them.
+            step_before, step_after, lr, critic_lr, target_kl, tau: as fused_step.cu has them.
             target: a policy like this one that follows it.
             also: what else all ranks sum up then.
         """
@@ -104,6 +104,7 @@ class Stepper:
             step_before=step_before,
             step_after=step_after,
             lr=lr,
+            critic_lr=critic_lr,
             is_critic=self._is_critic,
             weight_place=packed.weight_place,
             parameter=packed.parameter,
