@@ -23,9 +23,9 @@ KEPT_OF_CLUSTER = 34
 """Pieces of 16 x 16 weights that a warp of these has in registers; the others are in shared memory."""
 MOST_KEPT = 128
 """Units whose weights are in registers."""
-OF_WARPGROUPS, ROWS_OF_WARPGROUP, ENOUGH_ROWS = 128, 64, 80
-"""Units, and columns of their input, that gru_by_warpgroups.cu is written for; sequences of a warpgroup; of a
-multiprocessor, with fewer of which gru.cu is as fast."""
+OF_WARPGROUPS, ROWS_OF_WARPGROUP, ENOUGH_ROWS, ROWS_OF_COLUMNS = 128, 64, 80, 16
+"""Units, and columns of their input, that gru_by_warpgroups.cu and gru_by_columns.cu are written for; sequences of a
+warpgroup; of a multiprocessor, with fewer of which gru.cu is as fast; and those of a block of gru_by_columns.cu."""
 MAX_ROWS_AT_ONCE = 1 << 17
 MOST_OF_TWO_TILES = 192
 """Units for which registers hold two tiles of rows."""
@@ -60,10 +60,19 @@ class CellPlan:
     def by_warpgroups(self) -> bool:
         """Whether gru_by_warpgroups.cu goes through sequences: enough for two of its warpgroups a multiprocessor, as
         often as these take turns."""
-        is_for_them = self.limits.has_warpgroups and self.element_bytes == 2
         turns = -(-self.num_rows // (2 * ROWS_OF_WARPGROUP * self.limits.num_multiprocessors))
         has_many = self.num_rows >= ENOUGH_ROWS * self.limits.num_multiprocessors * turns
-        return is_for_them and has_many and self.units == self.in_width == OF_WARPGROUPS
+        return self._is_of_warpgroups and has_many
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether gru_by_columns.cu does: no more than its blocks have on all multiprocessors."""
+        return self._is_of_warpgroups and self.num_rows <= ROWS_OF_COLUMNS * self.limits.num_multiprocessors
+
+    @property
+    def _is_of_warpgroups(self) -> bool:
+        is_for_them = self.limits.has_warpgroups and self.element_bytes == 2
+        return is_for_them and self.units == self.in_width == OF_WARPGROUPS
 
     @property
     def threads(self) -> int:
@@ -131,7 +140,7 @@ class CellPlan:
     @property
     def num_blocks(self) -> int:
         """That go through sequences of their own: each `split` ones."""
-        if self.by_warpgroups:
+        if self.by_warpgroups or self.by_columns:
             return self.limits.num_multiprocessors
         row_tiles, items = self.tiles
         return -(-self.num_rows // (16 * row_tiles * items))

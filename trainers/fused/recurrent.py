@@ -24,7 +24,7 @@ from trainers.fused.by_layers import (
     places_of_sums,
     unit_of,
 )
-from trainers.fused.cell import CellPlan, RecurrentShape
+from trainers.fused.cell import ROWS_OF_COLUMNS, CellPlan, RecurrentShape
 from trainers.fused.gradient import Places
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
@@ -46,7 +46,7 @@ class CellKernels:
 
     def __init__(self, plan: CellPlan, backend: Backend) -> None:
         self.plan, self._backend = plan, backend
-        if not plan.by_warpgroups:
+        if not plan.by_warpgroups and not plan.by_columns:
             _ = self._by_warps  # compiled by now
 
     @cached_property
@@ -64,6 +64,11 @@ class CellKernels:
         constants |= {"WALKERS": WARPS, "WARPS": warps, "AHEAD": ahead}
         return FunctionManager(None, KERNELS / "gru_by_warpgroups.cu", constants, backend=self._backend)
 
+    @cached_property
+    def _by_columns(self) -> FunctionManager:
+        constants = {"FULL_PRECISION": False, "UNITS": self.plan.units}
+        return FunctionManager(None, KERNELS / "gru_by_columns.cu", constants, backend=self._backend)
+
     @property
     def _block_by_input(self) -> tuple[int, int]:
         """Of gru_by_input, as of a layer whose input are the deltas of three gates."""
@@ -72,6 +77,11 @@ class CellKernels:
     def prepare_forward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
         plan = self.plan
         of_memory = {"step_rows": plan.step_rows, "memory_size": plan.memory_size, "cell_start": plan.first}
+        if plan.by_columns:
+            elements = 3 * plan.units**2 + 4 * ROWS_OF_COLUMNS * plan.units + 2 * ROWS_OF_COLUMNS * (5 * plan.units + 8)
+            shape = LaunchShape(plan.num_blocks, (2 * plan.units + 128, 1), 2 * elements)
+            counts = {"num_rows": num_rows, "num_steps": num_steps, **of_memory}
+            return self._by_columns.prepare("gru_forward", shape, **counts, **arrays)
         if not plan.by_warpgroups:
             return self._prepare("gru_forward", num_rows, num_steps, **of_memory, **arrays)
         elements = 6 * plan.units**2 + 2 * 32 * WARPS * plan.units // 4  # weights; a step's input of each thread
@@ -85,12 +95,17 @@ class CellKernels:
     ) -> Call:  # fmt: skip
         plan = self.plan
         of_input = {"input": input, "by_input": by_input}
-        if not plan.by_warpgroups:
+        if not plan.by_warpgroups and not plan.by_columns:
             of_input["input_weights"] = input_weights
             return self._prepare("gru_backward", num_rows, num_steps, **of_input, **arrays)
-        elements = 3 * plan.units**2 + 2 * 12 * 8 * 32 * WARPS  # weights; two chunks of each thread
         counts = {"num_rows": num_rows, "num_steps": num_steps}
-        walk = self._by_warpgroups.prepare("gru_backward", self._walk_shape(elements), **counts, **arrays)
+        if plan.by_columns:
+            elements = 2 * 3 * ROWS_OF_COLUMNS * plan.units + 3 * ROWS_OF_COLUMNS * (6 * plan.units + 8)
+            shape = LaunchShape(plan.num_blocks, (2 * plan.units + 128, 1), 128 + 2 * elements)
+            walk = self._by_columns.prepare("gru_backward", shape, **counts, **arrays)
+        else:
+            elements = 3 * plan.units**2 + 2 * 12 * 8 * 32 * WARPS  # weights; two chunks of each thread
+            walk = self._by_warpgroups.prepare("gru_backward", self._walk_shape(elements), **counts, **arrays)
         warps, ahead = self._block_by_input
         num_bytes = plan.element_bytes * (plan.input_elements + ahead * unit_of(warps)) + bytes_of_sums(warps)
         shape = LaunchShape(plan.num_blocks, (32 * warps, 1), num_bytes)

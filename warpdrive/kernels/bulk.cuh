@@ -49,6 +49,15 @@ __device__ __forceinline__ void start_bulk_store(void* global, const void* share
                  "r"((unsigned)__cvta_generic_to_shared(shared)), "r"(num_bytes)
                  : "memory");
 }
+__device__ __forceinline__ void close_bulk_stores()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until all that this thread closed has been read, so that it may change what it gave.
+__device__ __forceinline__ void wait_for_bulk_stores()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
 __device__ __forceinline__ void finish_bulk_stores()
 {
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");

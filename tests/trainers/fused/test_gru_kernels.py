@@ -29,8 +29,8 @@ class Case:
     """Of the rollout, of which rows are taken."""
     in_width: int = 0
     """Of an input whose products the kernels make, after relu; 0: gates are given."""
-    by_warpgroups: bool = False
-    """On a CPU as on a GPU that has them."""
+    by: str | None = None
+    """What goes through sequences on a GPU that has warpgroups, and here on a CPU."""
 
 
 def turned(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,12 +66,12 @@ class Walk:
         self.taken = torch.randperm(whole, generator=generator)[:rows]
         self.starts = torch.rand(steps, rows, generator=generator) < 0.2
         limits = replace(Limits.of(backend), num_multiprocessors=case.num_multiprocessors)
-        limits = replace(limits, has_warpgroups=case.by_warpgroups)
+        limits = replace(limits, has_warpgroups=case.by is not None)
         self.plan = CellPlan(units, rows, limits, element_bytes, 2 * units, units, self.step_rows)
         if case.in_width:
             self.plan = with_input(self.plan, case.in_width, is_tanh=False)
             assert self.plan.in_width == case.in_width
-        assert self.plan.by_warpgroups == case.by_warpgroups
+        assert [by for by in ("by_warpgroups", "by_columns") if getattr(self.plan, by)] == [case.by] * bool(case.by)
         self.kernels = CellKernels(self.plan, backend)
         self.cell = torch.nn.GRUCell(width, units)
         with torch.no_grad():
@@ -193,7 +193,9 @@ CASES = [
     (Case(64, 37, 2, in_width=64), FULL),
     (Case(48, 20, 9, in_width=16), HALF),
     (Case(16, 20, 32), HALF),
-    (Case(128, 200, 2, 1, num_sequences=3, in_width=128, by_warpgroups=True), HALF),  # two turns of two warpgroups
+    (Case(128, 200, 2, 1, num_sequences=3, in_width=128, by="by_warpgroups"), HALF),  # two turns of two warpgroups
+    (Case(128, 37, 9, 3, num_sequences=2, in_width=128, by="by_columns"), HALF),
+    (Case(128, 5, 8, 1, in_width=128, by="by_columns"), HALF),
 ]
 """A GPU has 40 times as many rows."""
 

@@ -123,6 +123,7 @@ def test_iterations_in_full_precision_are_torchs(make, run, monkeypatch):
 def test_many_sequences_have_the_gradient_of_few(make, monkeypatch):
     """By gru_by_warpgroups.cu, though they are few, and by gru.cu; some agents come back."""
     found = []
+    monkeypatch.setattr(CellPlan, "by_columns", False)
     for by_warpgroups in (True, False):
         monkeypatch.setattr(CellPlan, "by_warpgroups", by_warpgroups)
         trainer = make("many sequences", "bf16")
