@@ -87,6 +87,8 @@ RUNS = {
     "two grus": ("simple_spread_mappo.yaml", few("agent", **{**GRU, "memory_size": "128"})),
     "gru by warpgroups": ("simple_spread.yaml", few(
         "agent", **{**GRU, "fc_dims": "[128]", "memory_size": "128"}, shared_trunk="true")),
+    "gru by columns": ("simple_spread.yaml", few(
+        "agent", **{**GRU, "fc_dims": "[128]", "memory_size": "128"}, shared_trunk="true")),
     "gaussian": ("pendulum.yaml", few("agent", squash_actions="true")),
     "wide gaussian": ("pendulum.yaml", few("agent", fc_dims="[256, 256]")),
     "gaussian gru": ("pendulum.yaml", few("agent", **GRU)),

@@ -67,7 +67,8 @@ class CellPlan:
     @property
     def by_columns(self) -> bool:
         """Whether gru_by_columns.cu does: no more than its blocks have on all multiprocessors."""
-        return self._is_of_warpgroups and self.num_rows <= ROWS_OF_COLUMNS * self.limits.num_multiprocessors
+        are_few = self.num_rows <= ROWS_OF_COLUMNS * self.limits.num_multiprocessors
+        return self._is_of_warpgroups and are_few and not self.by_warpgroups
 
     @property
     def _is_of_warpgroups(self) -> bool:

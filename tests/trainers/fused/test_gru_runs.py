@@ -120,12 +120,13 @@ def test_iterations_in_full_precision_are_torchs(make, run, monkeypatch):
     assert ended.any() and not ended.all()
 
 
-def test_many_sequences_have_the_gradient_of_few(make, monkeypatch):
-    """By gru_by_warpgroups.cu, though they are few, and by gru.cu; some agents come back."""
+@pytest.mark.parametrize("by", ["by_warpgroups", "by_columns"])
+def test_sequences_have_the_same_gradient_whatever_walks_through_them(make, monkeypatch, by):
+    """By gru_by_warpgroups.cu, though they are few, or gru_by_columns.cu, and by gru.cu; some agents come back."""
     found = []
-    monkeypatch.setattr(CellPlan, "by_columns", False)
-    for by_warpgroups in (True, False):
-        monkeypatch.setattr(CellPlan, "by_warpgroups", by_warpgroups)
+    for way in (by, None):
+        for one in ("by_warpgroups", "by_columns"):
+            monkeypatch.setattr(CellPlan, one, one == way)
         trainer = make("many sequences", "bf16")
         trainer.iterate()
         found.append(trainer.algorithms["shared"].learns_by.stepper.gradient.double())
