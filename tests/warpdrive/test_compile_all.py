@@ -35,6 +35,9 @@ FUSED = {
     "gru_by_warpgroups.cu": {
         "FULL_PRECISION": False, "IS_TANH": True, "UNITS": 128, "WALKERS": 8, "WARPS": 16, "AHEAD": 7,
     },
+    "gru_by_input.cu": {
+        "FULL_PRECISION": False, "IS_TANH": True, "UNITS": 128, "WALKERS": 8, "WARPS": 16, "AHEAD": 7,
+    },
     "gru_by_columns.cu": {"FULL_PRECISION": False, "UNITS": 128},
     "gru_pack.cu": {"FULL_PRECISION": False, "UNITS": 32, "IN_TILES": 2, "INPUTS": 30, "TURNS": True},
     "epsilon_greedy.cu": {
@@ -94,7 +97,7 @@ def test_every_shipped_kernel_compiles(compiler, arch):
     for source in sorted(TRAINER_KERNELS.glob("*/*.cu")):
         if source.name.startswith(("conv_", "q_", "wide_q", "ac_")):  # of a network, as tests/trainers/fused has it
             continue
-        if source.name.endswith(("by_warpgroups.cu", "by_columns.cu")) and arch != "sm_90a":  # it alone launches them
+        if source.name.startswith(("by_warpgroups", "gru_by_")) and arch != "sm_90a":  # which alone launches them
             continue
         if is_few and source.name not in ("gae.cu", "episodes.cu", "sum_tree.cu"):
             continue

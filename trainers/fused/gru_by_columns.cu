@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
     }
 }
 
-// The way back, as in gru.cu, but for what goes to the input: see gru_by_input.
+// The way back, as in gru.cu, but for what goes to the input: see gru_by_input.cu.
 //   weights   as gru_pack.cu has them, backwards                                                 read
 //   starts    as above                                                                           read
 //   delta     [step, row, UNITS]  the loss's derivatives by the states after each step, but for

@@ -58,11 +58,18 @@ class CellKernels:
 
     @cached_property
     def _by_warpgroups(self) -> FunctionManager:
+        return self._of_warpgroups("gru_by_warpgroups.cu")
+
+    @cached_property
+    def _by_input(self) -> FunctionManager:
+        return self._of_warpgroups("gru_by_input.cu")
+
+    def _of_warpgroups(self, file: str) -> FunctionManager:
         plan = self.plan
         constants = {"FULL_PRECISION": plan.element_bytes == 4, "IS_TANH": plan.is_tanh, "UNITS": plan.units}
         warps, ahead = self._block_by_input
         constants |= {"WALKERS": WARPS, "WARPS": warps, "AHEAD": ahead}
-        return FunctionManager(None, KERNELS / "gru_by_warpgroups.cu", constants, backend=self._backend)
+        return FunctionManager(None, KERNELS / file, constants, backend=self._backend)
 
     @cached_property
     def _by_columns(self) -> FunctionManager:
@@ -111,7 +118,7 @@ class CellKernels:
         shape = LaunchShape(plan.num_blocks, (32 * warps, 1), num_bytes)
         shared = {name: arrays[name] for name in ("gates", "bias_gradient")}
         given = {"weights": input_weights, "num_rows": num_rows * num_steps}
-        return all_of([walk, self._by_warpgroups.prepare("gru_by_input", shape, **given, **shared, **of_input)])
+        return all_of([walk, self._by_input.prepare("gru_by_input", shape, **given, **shared, **of_input)])
 
     def _walk_shape(self, elements: int, floats: int = 0) -> LaunchShape:
         return LaunchShape(self.plan.num_blocks, (32 * WARPS, 1), self.plan.element_bytes * elements + 4 * floats)
