@@ -114,8 +114,6 @@ class Actor:
 
     def told(self, precision: str, learns: bool) -> str:
         """What plays, and learns, in words."""
-        if self.path == "fused":
-            return f"fused kernels play{' and learn' if learns else ''} in {precision}"
         return f"{self.path} plays{' and learns' if learns else ''} in {self.stage.told_of_torch(self.policy)}"
 
     def fields(self, num_steps: int) -> list[Field]:
