@@ -209,6 +209,16 @@ def walk(request, backend) -> Walk:
 
 
 def test_states_and_gradients_are_those_of_torch(walk):
+    check(walk)
+
+
+def test_a_block_goes_through_sequences_by_columns_in_turns(backend, monkeypatch):
+    """Three times 16 of them, the last of one sequence; a second turn begins with the stage after the first."""
+    monkeypatch.setattr(CellPlan, "num_blocks", 2)
+    check(Walk(Case(128, 33, 2, 3, in_width=128, by="by_columns"), backend, HALF))
+
+
+def check(walk: Walk) -> None:
     units = walk.case.units
     states, gradients = walk.expect()
     walk.forward()
