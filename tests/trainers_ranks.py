@@ -100,6 +100,8 @@ def main(out: str, device: str, *runs: str) -> None:
         if device != "cpu" and not is_double:
             graphs = [one for phases in trainer.phases.values() for one in phases.values()]
             assert all(one.is_captured for one in graphs), "collectives outside the graph"
+        if not is_double:
+            figures = {name: {**found, **trainer.algorithms[name].report()} for name, found in figures.items()}
         report = trainer.metrics.begin_report(figures).read()[0]
         trainer.guard.raise_if_halted(trainer.iteration)
         tensors = {

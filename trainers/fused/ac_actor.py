@@ -9,7 +9,7 @@ import torch
 from trainers.acting.unjudged import BoxActor, NoisyActor, SquashedGaussianActor
 from trainers.experience.group_rollout import GroupRollout
 from trainers.fused.ac_shape import ACShape, shape_of
-from trainers.fused.actor import ByKernels, data_of_draws, place_constants
+from trainers.fused.actor import PlaysByKernels, data_of_draws, place_constants
 from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
 from warpdrive.backends.base import LaunchShape
@@ -20,7 +20,7 @@ ROWS, MANY_ROWS = 16, 64
 """Agents of a block; where there are more of these blocks than multiprocessors."""
 
 
-class FusedBoxActor(ByKernels, BoxActor):
+class FusedBoxActor(PlaysByKernels, BoxActor):
     """An actor whose step is one launch, where the kernel knows its network; else its steps are torch's. Derive from it
     and from one that says what is drawn."""
 

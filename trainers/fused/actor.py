@@ -78,7 +78,7 @@ def data_of_draws(env: EnvWrapper) -> DataManager:
     return data
 
 
-class ByKernels(Actor):
+class PlaysByKernels(Actor):
     """One that says so where kernels play for it."""
 
     def told(self, precision: str, learns: bool) -> str:

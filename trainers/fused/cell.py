@@ -25,7 +25,8 @@ MOST_KEPT = 128
 """Units whose weights are in registers."""
 OF_WARPGROUPS, ROWS_OF_WARPGROUP, ENOUGH_ROWS, ROWS_OF_COLUMNS = 128, 64, 80, 16
 """Units, and columns of their input, that gru_by_warpgroups.cu and gru_by_columns.cu are written for; sequences of a
-warpgroup; of a multiprocessor, with fewer of which gru.cu is as fast; and those of a block of gru_by_columns.cu."""
+warpgroup; of a multiprocessor, with fewer of which others are as fast; and those of a block of gru_by_columns.cu, of
+which each has one: through what is between gru.cu goes."""
 MAX_ROWS_AT_ONCE = 1 << 17
 MOST_OF_TWO_TILES = 192
 """Units for which registers hold two tiles of rows."""

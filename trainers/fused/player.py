@@ -14,7 +14,7 @@ from trainers.algorithms.q_learning import epsilon_at
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
-from trainers.fused.actor import ByKernels, FusedPlayers
+from trainers.fused.actor import FusedPlayers, PlaysByKernels
 from trainers.fused.cell import Sequences
 from trainers.fused.learner import FusedLearner
 from trainers.fused.packed import pack
@@ -54,7 +54,7 @@ def bytes_of_learner(
     return actor.plan.learning(num_samples, num_epochs, num_minibatches, sequences).num_bytes
 
 
-class FusedPlayer(ByKernels):
+class FusedPlayer(PlaysByKernels):
     """Plays for one policy; its part of each launch is made in `together`."""
 
     path = "fused"

@@ -14,7 +14,7 @@ from trainers.acting.actor import Actor, Call, Stage
 from trainers.acting.epsilon_greedy import NEVER, EpsilonGreedyActor
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
-from trainers.fused.actor import ByKernels, data_of_draws, place_constants
+from trainers.fused.actor import PlaysByKernels, data_of_draws, place_constants
 from trainers.fused.layered_q import why_no_player
 from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
@@ -48,7 +48,7 @@ def find_q_actor(policy: Policy, spec: GroupSpec, stage: Stage) -> Actor:
     return find_player(policy, spec, stage, FusedQActor, why)
 
 
-class FusedQActor(ByKernels, EpsilonGreedyActor):
+class FusedQActor(PlaysByKernels, EpsilonGreedyActor):
     """An actor whose step is one launch, where the kernel knows its network; else its steps are torch's."""
 
     def fit(self, num_envs: int) -> QShape | str:

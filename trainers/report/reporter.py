@@ -44,7 +44,7 @@ class Reporter:
     with reporter.live():
         figures = trainer.iterate()
         reporter.advance()               # after each iteration
-        reporter.begin_report(figures)   # now and then
+        reporter.begin_report(figures)   # now and then, with those of Algorithm.report
         reporter.flush()                 # before a checkpoint, and at the end
 
     On a GPU the host never waits for a report: its figures travel while the device works on, and the line is written

@@ -69,7 +69,7 @@ def test_two_ranks_play_report_and_save_what_one_does(folders, run):
             assert torch.equal(tensor, theirs[name]), name
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     ours, theirs = (json.loads((folder / f"{run}.json").read_text()) for folder in folders)
-    assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
+    assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4, nan_ok=True)  # where no episode ended for good
 
 
 @pytest.mark.parametrize("run", CUT)

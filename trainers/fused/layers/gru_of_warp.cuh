@@ -1,5 +1,6 @@
 // Of a gated recurrent unit all of whose units a warp has, of 16 sequences: its weights in shared memory as wgmma reads
-// them, what a lane has of a row, and sums over rows. A part of gru_by_warpgroups.cu, whose constants it takes.
+// them, what a lane has of a row, and sums over rows. A part of gru_by_warpgroups.cu
+// and gru_by_input.cu, whose constants it takes.
 #pragma once
 #include "by_warpgroups.cuh"
 
