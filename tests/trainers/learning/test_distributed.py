@@ -1,6 +1,7 @@
 """Several ranks train as one process with the same global batch does; one that dies ends all."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -69,7 +70,10 @@ def test_two_ranks_play_report_and_save_what_one_does(folders, run):
             assert torch.equal(tensor, theirs[name]), name
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     ours, theirs = (json.loads((folder / f"{run}.json").read_text()) for folder in folders)
-    assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4, nan_ok=True)  # where no episode ended for good
+    unknown, same = ({name for name, one in told.items() if math.isnan(one)} for told in (ours, theirs))
+    assert unknown == same and all(name.endswith("/explained_variance_of_returns") for name in unknown)
+    ours, theirs = ({name: one for name, one in told.items() if name not in unknown} for told in (ours, theirs))
+    assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("run", CUT)
