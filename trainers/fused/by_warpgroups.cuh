@@ -3,7 +3,7 @@
 //
 // Constants: FULL_PRECISION, IS_TANH, WARPS, AHEAD, as by_warpgroups.cu has them.
 #pragma once
-#include "warpgroup.cuh"
+#include "warps_or_groups.cuh"
 
 constexpr int PANEL = 128;  // columns of B
 constexpr int BLOCKS = PANEL / 8;
@@ -104,58 +104,6 @@ private:
         for (int i = 0; i < LANE; i += PIECE) start_copy((Bytes16*)(to + i), (const Bytes16*)(from + i));
     }
 };
-
-// sum[FIRST ..] += A B of 16 columns of A, of which `tile` is the warp's, and 8 COUNT of B, in shared memory in blocks of
-// 8 x 8.
-//   TRANSPOSED     a row of a block of B is what is summed over, else a column of it
-//   SETS           = instead of +=
-//   along, across  bytes from a block to the next one along what is summed over, and along B's columns
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-template <bool TRANSPOSED, bool SETS = false, int FIRST = 0, int COUNT = BLOCKS>
-__device__ __forceinline__ void add_tile(
-    float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
-{
-    add_product<SETS, TRANSPOSED, FIRST, COUNT>(sum, tile, describe(b, along, across), across);
-}
-#else
-// Not inlined: hundreds of products by shuffles would take the compiler hours.
-template <bool TRANSPOSED, bool SETS = false, int FIRST = 0, int COUNT = BLOCKS>
-__device__ __noinline__ void add_tile(
-    float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
-{
-    const int g = lane_index() >> 2;
-    const int t = lane_index() & 3;
-    for (int i = 0; i < COUNT; ++i) {
-        Pair both[2];
-        for (int half = 0; half < 2; ++half) {
-            const Element* block = (const Element*)((const char*)b + half * along + i * across);
-            if (TRANSPOSED) {
-                join(both[half], block[2 * t * 8 + g], block[(2 * t + 1) * 8 + g]);
-            } else {
-                join(both[half], block[g * 8 + 2 * t], block[g * 8 + 2 * t + 1]);
-            }
-        }
-        float(&of_block)[4] = sum[FIRST + i];
-        if (SETS) of_block[0] = of_block[1] = of_block[2] = of_block[3] = 0.0f;
-        multiply(of_block, tile, both[0], both[1]);
-    }
-}
-__device__ __forceinline__ void begin_products() {}
-__device__ __forceinline__ void end_products() {}
-template <int PENDING>
-__device__ __forceinline__ void wait_for_products()
-{
-}
-template <int SIZE>
-__device__ __forceinline__ void settle(float (&)[SIZE][4])
-{
-}
-template <int SIZE>
-__device__ __forceinline__ void settle_input(const Pair (&)[SIZE][4])
-{
-}
-__device__ __forceinline__ void show_to_products() {}
-#endif
 
 // All rows of a block through its weights, TILES of 16 columns at once: calls finish(row, sum) for each 64 of a warpgroup.
 //   take(tiles, row, chunk)  brings the next columns of a row

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
     Element* all_gates = (Element*)gates;
     Element* all_hidden = (Element*)hidden;
     place_input_weights(of_input, input_weights);
-    show_to_others();
+    show_to_products();
     if (carrier() >= 0) {
         leave_registers();
         for (int number = blockIdx.x; number * ROWS < num_rows; number += gridDim.x) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
         unsigned next[COLUMNS][2];
         for_each_column([&](int j, int i) { next[j][i] = rows.starts_of_lane(starts, min(1, num_steps - 1), j, i); });
         wait_for_groups<0>();
-        show_to_others();
+        show_to_products();
         __syncthreads();
 #pragma unroll 1
         for (int step = 0; step < num_steps; ++step) {
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
             put_made(which, 3, made_q);
             put_made(which, 4, after);
             wait_for_groups<0>();
-            show_to_others();
+            show_to_products();
             __syncthreads();
         }
         __syncthreads();
@@ -296,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
                     return place_in_b<3 * UNITS>(to_products, row, first + 8 * half);
                 });
             }
-            show_to_others();
+            show_to_products();
             __syncthreads();
             float sum[COLUMNS][4];
             begin_products();

@@ -3,6 +3,7 @@
 // and gru_by_input.cu, whose constants it takes.
 #pragma once
 #include "by_warpgroups.cuh"
+#include "layers/gru_pieces.cuh"
 
 constexpr int CHUNKS = UNITS / 32;
 constexpr int TILES = UNITS / 16;
@@ -11,7 +12,6 @@ constexpr int BLOCK = 64;  // elements of a block of 8 x 8
 constexpr int ALONG = BLOCK * (int)sizeof(Element);
 constexpr int OF_GATES = 3 * UNITS / 8 * ALONG;  // bytes from 8 columns of B to the next, where gates are summed over
 constexpr int OF_UNITS = UNITS / 8 * ALONG;      // and where units are
-constexpr int WEIGHTS = 3 * UNITS * UNITS;
 
 static_assert(UNITS == PANEL, "registers hold the states of as many, and sums of them");
 
@@ -21,28 +21,6 @@ __device__ __forceinline__ int logical(int unit)
     return unit / 32 * 32 + unit % 8 / 2 * 8 + unit / 8 % 4 * 2 + unit % 2;
 }
 
-// Pieces of 16 x 16 weights as gru_pack.cu has them, to blocks of 8 x 8 in shared memory: calls place(number, column,
-// depth) for each pair of weights, which are neighbours in depth; it gives where they go.
-//   PARTS   pieces of 16 columns
-//   number  of the piece among those
-template <int PARTS, typename Place>
-__device__ __forceinline__ void spread(Element* shared, const unsigned char* weights, int num_threads, Place place)
-{
-    struct alignas(16) Fragment {
-        Pair pair[4];
-    };
-#pragma unroll 4
-    for (int i = threadIdx.x; i < WEIGHTS / 8; i += num_threads) {
-        const Fragment found = ((const Fragment*)weights)[i];
-        const int lane = i % 32;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const int column = i / (32 * PARTS) * 16 + lane / 8 * 4 + 2 * (k / 2) + lane / 4 % 2;
-            const int depth = 8 * (k % 2) + 2 * (lane % 4);
-            *(Pair*)(shared + place(i / 32 % PARTS, column, depth)) = found.pair[k];
-        }
-    }
-}
 // Those of the way there, [chunk][3 gates of 4 blocks][unit / 8][8][8]: of gates r, z, n the one at first comes first.
 __device__ __forceinline__ void spread_forwards(Element* shared, const unsigned char* weights, int first)
 {

@@ -5,11 +5,8 @@
 // A lane has, of 8 sequences at a time, two neighbours: pairs[j][half] are of sequences 8 j + 2 t and the next, and of
 // unit g, or g + 8, of its warp's.
 #pragma once
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#include "warpgroup.cuh"
-#else
-#include "tensor_core.cuh"
-#endif
+#include "layers/gru_pieces.cuh"
+#include "warps_or_groups.cuh"
 
 constexpr int COMPUTING = 2 * UNITS, THREADS = COMPUTING + 128;  // the last four warps carry rows to and fro
 constexpr int COLUMNS = 2;                                       // of 8 sequences
@@ -17,7 +14,6 @@ constexpr int ROWS = 8 * COLUMNS;
 constexpr int TILES = UNITS / 16;
 constexpr int BLOCK = 64;  // elements of a block of 8 x 8
 constexpr int ALONG = BLOCK * (int)sizeof(Element);
-constexpr int WEIGHTS = 3 * UNITS * UNITS;
 constexpr int OF_UNITS = ROWS * UNITS;  // elements of all units of all sequences
 constexpr int MADE_PITCH = 5 * UNITS + 8, MADE = ROWS * MADE_PITCH;
 constexpr int STAGE_PITCH = 6 * UNITS + 8, STAGE = ROWS * STAGE_PITCH;
@@ -131,31 +127,20 @@ __device__ __forceinline__ void load_weights_of_warp(Pair (&a)[3 * TILES][4], co
 // Those of the input, [gate][unit / 8][UNITS / 8] blocks of 8 x 8.
 __device__ __forceinline__ void place_input_weights(Element* shared, const unsigned char* weights)
 {
-    struct alignas(16) Fragment {
-        Pair pair[4];
-    };
-#pragma unroll 4
-    for (int i = threadIdx.x; i < WEIGHTS / 8; i += THREADS) {
-        const Fragment found = ((const Fragment*)weights)[i];
-        const int lane = i % 32, number = i / 32 % (3 * TILES);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            const int unit = i / (32 * 3 * TILES) * 16 + lane / 8 * 4 + 2 * (k / 2) + lane / 4 % 2;
-            const int depth = number / 3 * 16 + 8 * (k % 2) + 2 * (lane % 4);
-            const int block = (number % 3 * (UNITS / 8) + unit / 8) * (UNITS / 8) + depth / 8;
-            *(Pair*)(shared + block * BLOCK + unit % 8 * 8 + depth % 8) = found.pair[k];
-        }
-    }
+    spread<3 * TILES>(shared, weights, THREADS, [&](int number, int unit, int depth) {
+        const int from = number / 3 * 16 + depth;
+        const int block = (number % 3 * (UNITS / 8) + unit / 8) * (UNITS / 8) + from / 8;
+        return block * BLOCK + unit % 8 * 8 + from % 8;
+    });
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // sum += a B of 16 numbers in depth, or = where it SETS.
 template <int DEPTH, bool SETS = false>
 __device__ __forceinline__ void add(float (&sum)[COLUMNS][4], const Pair (&a)[4], const Element* b)
 {
-    constexpr int ACROSS = DEPTH / 8 * ALONG;
-    add_product<SETS, false, 0, COLUMNS>(sum, a, describe(b, ALONG, ACROSS), ACROSS);
+    add_tile<false, SETS>(sum, a, b, ALONG, DEPTH / 8 * ALONG);
 }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // sum += A B of the k-th 16 numbers in depth, where A are weights of the input of a gate.
 struct InputWeights {
     unsigned low, high;  // of the first gate's, as a product is told of them
@@ -175,21 +160,7 @@ struct InputWeights {
         add_product_in_shared<false, false, 0, COLUMNS>(sum, a, describe(b, ALONG, ACROSS), ACROSS);
     }
 };
-__device__ __forceinline__ void show_to_others()
-{
-    show_to_products();
-}
 #else
-template <int DEPTH, bool SETS = false>
-__device__ __noinline__ void add(float (&sum)[COLUMNS][4], const Pair (&a)[4], const Element* b)
-{
-    const int g = lane_index() / 4, t = lane_index() % 4;
-    for (int j = 0; j < COLUMNS; ++j) {
-        const Pair* pairs = (const Pair*)(b + j * (DEPTH / 8) * BLOCK + g * 8 + 2 * t);
-        if (SETS) sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
-        multiply(sum[j], a, pairs[0], pairs[BLOCK / 2]);
-    }
-}
 struct InputWeights {
     const Element* weights;
 
@@ -205,17 +176,6 @@ struct InputWeights {
         ::add<UNITS>(sum, a, b);
     }
 };
-__device__ __forceinline__ void begin_products() {}
-__device__ __forceinline__ void end_products() {}
-template <int PENDING>
-__device__ __forceinline__ void wait_for_products()
-{
-}
-template <int BLOCKS>
-__device__ __forceinline__ void settle(float (&)[BLOCKS][4])
-{
-}
-__device__ __forceinline__ void show_to_others() {}
 #endif
 
 // --------------------------------------------------------------------------------- to and from shared memory
