@@ -94,7 +94,7 @@ class KernelMemory(Memory):
         group, rollout, num_rows = self.group, self.group.rollout, self.now[..., 0].numel()
         call = self._functions.prepare(
             "forget_memory",
-            LaunchShape(-(-num_rows // 8), (256, 1)),  # a warp a row
+            LaunchShape(-(-num_rows // 32), (128, 1)),  # a warp has 8 rows
             terminated=rollout.terminated[t],
             truncated=rollout.truncated[t],
             active=self._active[t],

@@ -7,7 +7,7 @@ import torch
 
 from trainers.acting.memory import KernelMemory, Memory
 
-NUM_ENVS, ALL_AGENTS, SIZE, NUM_TRUNCATIONS = 40, 5, 37, 2
+NUM_ENVS, ALL_AGENTS, SIZE, NUM_TRUNCATIONS = 50, 5, 37, 2
 AGENTS = range(2, 5)
 """Of the group; the env's others come first."""
 
