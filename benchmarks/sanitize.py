@@ -85,7 +85,7 @@ RUNS = {
         "policy.agent.model.layer_norm": "all"}),
     "gru": ("simple_spread.yaml", few("agent", **GRU, shared_trunk="true")),
     "two grus": ("simple_spread_mappo.yaml", few("agent", **{**GRU, "memory_size": "128"})),
-    "gru by warpgroups": ("simple_spread.yaml", few(
+    "gru by more columns": ("simple_spread.yaml", few(
         "agent", **{**GRU, "fc_dims": "[128]", "memory_size": "128"}, shared_trunk="true")),
     "gru by columns": ("simple_spread.yaml", few(
         "agent", **{**GRU, "fc_dims": "[128]", "memory_size": "128"}, shared_trunk="true")),
@@ -143,8 +143,8 @@ def main() -> None:
         elif part == "sampler":
             draw_actions(arguments.device)
         elif part in RUNS:
-            with mock.patch.object(CellPlan, "by_warpgroups", True) if part == "gru by warpgroups" else nullcontext():
-                train(*RUNS[part], arguments.device)  # by the kernels of many sequences, though they are few
+            with mock.patch.object(CellPlan, "columns", 4) if part == "gru by more columns" else nullcontext():
+                train(*RUNS[part], arguments.device)  # as if sequences were many
         else:
             parser.error(f"there is no part '{part}': envs, sampler, {', '.join(RUNS)}")
         print(f"done: {part}", flush=True)

@@ -32,13 +32,10 @@ FUSED = {
         "FULL_PRECISION": False, "IN_TILES": 2, "OUT_TILES": 4, "PITCH": 40, "WARPS": 8, "IS_TANH": True,
     },
     "gru.cu": with_input(CellPlan(32, 1000, LARGE_GPU, 2, 32), 32, is_tanh=True).constants,
-    "gru_by_warpgroups.cu": {
-        "FULL_PRECISION": False, "IS_TANH": True, "UNITS": 128, "WALKERS": 8, "WARPS": 16, "AHEAD": 7,
-    },
     "gru_by_input.cu": {
-        "FULL_PRECISION": False, "IS_TANH": True, "UNITS": 128, "WALKERS": 8, "WARPS": 16, "AHEAD": 7,
+        "FULL_PRECISION": False, "IS_TANH": True, "UNITS": 128, "WARPS": 16, "AHEAD": 7,
     },
-    "gru_by_columns.cu": {"FULL_PRECISION": False, "UNITS": 128},
+    "gru_by_columns.cu": {"FULL_PRECISION": False, "UNITS": 128, "COLUMNS": 4, "OUTPUTS": 32},
     "gru_pack.cu": {"FULL_PRECISION": False, "UNITS": 32, "IN_TILES": 2, "INPUTS": 30, "TURNS": True},
     "epsilon_greedy.cu": {
         "NUM_ACTIONS": 9, "GROUP_SIZE": 3, "HAS_MASK": True, "IS_PER_ENV": True, "IS_GREEDY": False, "NEVER": 1e-30,

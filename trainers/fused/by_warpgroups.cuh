@@ -1,5 +1,5 @@
-// Rows of elements in memory through weights in shared memory, by whole warpgroups: what by_warpgroups.cu,
-// gru_by_warpgroups.cu and gru_by_input.cu have in common. Elsewhere than on an sm_90a warps multiply alone.
+// Rows of elements in memory through weights in shared memory, by whole warpgroups: what by_warpgroups.cu
+// and gru_by_input.cu have in common. Elsewhere than on an sm_90a warps multiply alone.
 //
 // Constants: FULL_PRECISION, IS_TANH, WARPS, AHEAD, as by_warpgroups.cu has them.
 #pragma once

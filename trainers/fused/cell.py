@@ -23,10 +23,8 @@ KEPT_OF_CLUSTER = 34
 """Pieces of 16 x 16 weights that a warp of these has in registers; the others are in shared memory."""
 MOST_KEPT = 128
 """Units whose weights are in registers."""
-OF_WARPGROUPS, ROWS_OF_WARPGROUP, ENOUGH_ROWS, ROWS_OF_COLUMNS = 128, 64, 80, 16
-"""Units, and columns of their input, that gru_by_warpgroups.cu and gru_by_columns.cu are written for; sequences of a
-warpgroup; of a multiprocessor, with fewer of which others are as fast; and those of a block of gru_by_columns.cu, of
-which each has one: through what is between gru.cu goes."""
+OF_COLUMNS = 128
+"""Units, and columns of their input, for which gru_by_columns.cu takes gru.cu's place."""
 MAX_ROWS_AT_ONCE = 1 << 17
 MOST_OF_TWO_TILES = 192
 """Units for which registers hold two tiles of rows."""
@@ -51,6 +49,8 @@ class CellPlan:
     """Columns of an input whose products gru.cu makes, too; 0: they are given."""
     is_tanh: bool = False
     """Whether the input came out of tanh."""
+    out_width: int = 0
+    """Columns of the layer after it, of who learns."""
 
     @property
     def split(self) -> int:
@@ -58,23 +58,33 @@ class CellPlan:
         return CLUSTER if self.units > MOST_OF_A_BLOCK and self.limits.capability is not None else 1
 
     @property
-    def by_warpgroups(self) -> bool:
-        """Whether gru_by_warpgroups.cu goes through sequences: enough for two of its warpgroups a multiprocessor, as
-        often as these take turns."""
-        turns = -(-self.num_rows // (2 * ROWS_OF_WARPGROUP * self.limits.num_multiprocessors))
-        has_many = self.num_rows >= ENOUGH_ROWS * self.limits.num_multiprocessors * turns
-        return self._is_of_warpgroups and has_many
-
-    @property
     def by_columns(self) -> bool:
-        """Whether gru_by_columns.cu does: no more than its blocks have on all multiprocessors."""
-        are_few = self.num_rows <= ROWS_OF_COLUMNS * self.limits.num_multiprocessors
-        return self._is_of_warpgroups and are_few and not self.by_warpgroups
+        """Whether gru_by_columns.cu goes through sequences."""
+        is_for_it = self.limits.has_warpgroups and self.element_bytes == 2
+        return is_for_it and self.units == self.in_width == OF_COLUMNS and self.columns > 0
 
     @property
-    def _is_of_warpgroups(self) -> bool:
-        is_for_them = self.limits.has_warpgroups and self.element_bytes == 2
-        return is_for_them and self.units == self.in_width == OF_WARPGROUPS
+    def columns(self) -> int:
+        """Of 8 sequences each, of a block of gru_by_columns.cu: fewer where each multiprocessor has one block then; 0:
+        deltas of the layer after it leave no room."""
+        are_few = self.num_rows <= 16 * self.limits.num_multiprocessors
+        fits = [columns for columns in (4, 2) if self.back_by_columns(columns) <= self.limits.shared_bytes]
+        return min(fits, default=0) if are_few else max(fits, default=0)
+
+    @property
+    def block_by_columns(self) -> tuple[int, int]:
+        return 2 * self.units + 128, 1
+
+    @property
+    def there_by_columns(self) -> int:
+        """Bytes of shared memory of a block of gru_by_columns.cu: weights; states and inputs; what a step makes."""
+        rows, units = 8 * self.columns, self.units
+        return 2 * (3 * units**2 + 5 * rows * units + 2 * rows * (5 * units + 8))
+
+    def back_by_columns(self, columns: int) -> int:
+        """And on the way back: arrivals; the last layer's weights; deltas; what comes of three steps."""
+        rows, units, outputs = 8 * columns, self.units, self.out_width
+        return 128 + 2 * (outputs * units + 6 * rows * units + 3 * rows * (5 * units + 8 + outputs))
 
     @property
     def threads(self) -> int:
@@ -142,7 +152,7 @@ class CellPlan:
     @property
     def num_blocks(self) -> int:
         """That go through sequences of their own: each `split` ones."""
-        if self.by_warpgroups or self.by_columns:
+        if self.by_columns:
             return self.limits.num_multiprocessors
         row_tiles, items = self.tiles
         return -(-self.num_rows // (16 * row_tiles * items))
@@ -256,7 +266,7 @@ class RecurrentShape(LayersShape):
         return max((out for out, _ in self.padded[:-3]), default=16)
 
     def arrays(
-        self, num_rows: int, at_once: int, sequences: int | None, in_width: int
+        self, num_rows: int, at_once: int, sequences: int | None, cell: CellPlan
     ) -> dict[str, tuple[int, int, bool]]:
         """Rows and columns of each array in memory, and whether it has floats; else elements.
 
@@ -264,7 +274,7 @@ class RecurrentShape(LayersShape):
             num_rows: whose outputs there is room for; all the rest too, if it learns.
             at_once: rows that go through the network together.
             sequences: that these rows are, of who learns; None for who plays, `at_once` agents at once.
-            in_width: see CellPlan.
+            cell: of these units, for whatever rows.
         """
         outputs, (_, features) = self.padded[-1][0], self.padded[0]
         rows = at_once if sequences is None else num_rows
@@ -275,17 +285,18 @@ class RecurrentShape(LayersShape):
             if self.norms_hidden and sequences is not None:
                 found |= {f"standard{number}": (rows, width, False), f"scale{number}": (rows, 1, True)}
         if sequences is None:
-            gates = 1 if in_width else rows  # nobody reads them
+            gates = 1 if cell.in_width else rows  # nobody reads them
             return found | {"gates": (gates, 3 * self.units, False), "states": (rows, self.units, False)}
-        if in_width:
-            found["by_input"] = (rows, in_width, False)
+        if cell.in_width:
+            found["by_input"] = (rows, cell.in_width, False)
+        if not cell.by_columns:
+            found["by_states"] = (rows, self.units, False)
         return found | {
             "gates": (rows, 4 * self.units, False),
             "states": (rows + sequences, self.units, False),
-            "by_states": (rows, self.units, False),
             "delta": (rows, outputs, False),
         }
 
-    def bytes_of(self, element_bytes: int, num_rows: int, at_once: int, sequences: int | None, in_width: int) -> int:
-        arrays = self.arrays(num_rows, at_once, sequences, in_width).values()
+    def bytes_of(self, element_bytes: int, num_rows: int, at_once: int, sequences: int | None, cell: CellPlan) -> int:
+        arrays = self.arrays(num_rows, at_once, sequences, cell).values()
         return sum(rows * width * (4 if is_float else element_bytes) for rows, width, is_float in arrays)

@@ -62,26 +62,38 @@ extern "C" __global__ void __launch_bounds__(THREADS) gru_step(
     extern __shared__ char shared[];
     Fragment* of_input = (Fragment*)shared;
     Element* states = (Element*)(of_input + SHARED_FRAGMENTS);  // [ROWS][HIDDEN_PITCH]
-    Element* inputs = states + ROWS * HIDDEN_PITCH;            // [ROWS][IN_PITCH]
+    Element* inputs = states + ROWS * HIDDEN_PITCH;            // [2][ROWS][IN_PITCH]
     fetch_input_weights(of_input, input_weights);
     const Weights recurrent(weights, of_input + INPUT_FRAGMENTS);
     const Biases bias(bias_input, bias_hidden);
     const int unit = first_unit();
+    const long long step = (long long)num_cells() * ROWS;
     if (SPLIT > 1) meet();  // all blocks have begun
+    const auto rows_at = [&](long long first) { return (int)max(0LL, min((long long)ROWS, num_rows - first)); };
+    Floats next[2 * ROW_TILES];
+    const auto fetch = [&](long long first, int buffer) {
+        const int rows = rows_at(first);
+        fetch_input(inputs + buffer * (ROWS * IN_PITCH), (const Element*)input + first * INPUTS, rows);
+        for_each_row([&](int row, int half) {
+            next[half] = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (row < rows) next[half] = *(const Floats*)(memory + (first + row) * memory_size + cell_start + unit);
+        });
+    };
+    fetch((long long)cell_index() * ROWS, 0);
+    int buffer = 0;
 #pragma unroll 1
-    for (long long first = (long long)cell_index() * ROWS; first < num_rows; first += (long long)num_cells() * ROWS) {
-        const int rows = min((long long)ROWS, num_rows - first);
+    for (long long first = (long long)cell_index() * ROWS; first < num_rows; first += step, buffer = 1 - buffer) {
+        const int rows = rows_at(first);
         const Given given = read_gates((const Element*)gates + first * (3 * UNITS), 3 * UNITS, rows);
-        fetch_input(inputs, (const Element*)input + first * INPUTS, rows);
         Floats before[2 * ROW_TILES];
         for_each_row([&](int row, int half) {
-            before[half] = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (row < rows) before[half] = *(const Floats*)(memory + (first + row) * memory_size + cell_start + unit);
+            before[half] = next[half];
             share(states + row * HIDDEN_PITCH + unit, elements(before[half]));
         });
         wait_for_copies();
         meet();
-        const Sums sum = multiply_states(states, recurrent, bias, inputs, of_input);
+        fetch(first + step, 1 - buffer);
+        const Sums sum = multiply_states(states, recurrent, bias, inputs + buffer * (ROWS * IN_PITCH), of_input);
         for_each_row([&](int row, int half) {
             if (row >= rows) return;
             const Stepped found = step_row(sum, given, half, before[half]);

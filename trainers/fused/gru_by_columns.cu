@@ -1,13 +1,16 @@
-// The kernels gru_forward and gru_backward of gru.cu by products of warpgroups, where sequences are too few for
-// gru_by_warpgroups.cu: units are rows of a product, and sequences its columns, 16 of a block.
+// The kernels gru_forward and gru_backward of gru.cu by products of warpgroups: units are rows of a product, and
+// sequences its columns, 8 COLUMNS of a block.
 //
 // A warp has 16 units of all the block's sequences, and their recurrent weights in registers. In every step warps bring
-// states, or deltas, to shared memory, where products read those of all warps: one barrier a step. Rows come and go by
-// bulk copies, which four more warps start, and are turned around on their way to and from the registers.
+// states, or deltas, to shared memory, where products read those of all warps: one barrier a step. Those of the next
+// step's input are under way by then, which wait for nobody. Rows come and go by bulk copies, which four more warps
+// start, and are turned around on their way to and from the registers.
 //
 // Constants:
 //   FULL_PRECISION  of elements: false
 //   UNITS           of the cell; its input has as many columns
+//   COLUMNS         an even number
+//   OUTPUTS         columns of the layer after it
 #include "layers/gru_turned.cuh"
 
 // Every step of some sequences, as in gru.cu.
@@ -31,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
     extern __shared__ char shared[];
     Element* of_input = (Element*)shared;             // gates r, z, n; as A
     Element* states = of_input + WEIGHTS;             // [2], as B
-    Element* inputs = states + 2 * OF_UNITS;          // [2], as B
-    Element* made = inputs + 2 * OF_UNITS;            // [2]: gates n, r, z, q of each row, then its state
+    Element* inputs = states + 2 * OF_UNITS;          // [INPUTS], as B
+    Element* made = inputs + INPUTS * OF_UNITS;       // [2]: gates n, r, z, q of each row, then its state
     Element* all_gates = (Element*)gates;
     Element* all_hidden = (Element*)hidden;
     place_input_weights(of_input, input_weights);
@@ -41,17 +44,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
         leave_registers();
         for (int number = blockIdx.x; number * ROWS < num_rows; number += gridDim.x) {
             const Sequences rows(number, num_rows);
-            __syncthreads();
+            meet();
             if (carrier() == 0) store_rows(rows, 0, all_hidden, UNITS, made + MADE + 4 * UNITS, MADE_PITCH);
             for (int step = 0; step < num_steps; ++step) {
                 wait_for_stored_rows();  // of the step before: the next one is made there
-                __syncthreads();
+                meet();
                 const Element* from = made + step % 2 * MADE;
                 if (carrier() == 0) store_rows(rows, step + 1, all_hidden, UNITS, from + 4 * UNITS, MADE_PITCH);
                 if (carrier() == 1) store_rows(rows, step, all_gates, 4 * UNITS, from, MADE_PITCH);
             }
             wait_for_stored_rows();
-            __syncthreads();
+            meet();
         }
         return;
     }
@@ -59,31 +62,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
     Pair by_state[3 * TILES][4];  // gates r, z, q of a tile, one after the other
     load_weights_of_warp(by_state, weights);
     const InputWeights by_input(of_input);
-    float bias[4][2];  // r, z, q, n of this lane's units
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int unit = unit_of_lane(half);
-        bias[0][half] = bias_input[UNITS + unit] + bias_hidden[unit];
-        bias[1][half] = bias_input[2 * UNITS + unit] + bias_hidden[UNITS + unit];
-        bias[2][half] = bias_hidden[2 * UNITS + unit];
-        bias[3][half] = bias_input[unit];
-    }
+    float bias[4][2];
+    load_biases(bias, bias_input, bias_hidden);
     for (int number = blockIdx.x; number * ROWS < num_rows; number += gridDim.x) {
         const Sequences rows(number, num_rows);
         const auto fetch_inputs = [&](int step) {
-            Element* to = inputs + step % 2 * OF_UNITS;
-            for (int i = threadIdx.x; i < ROWS * UNITS / 8; i += COMPUTING) {
-                const int row = i / (UNITS / 8), piece = i % (UNITS / 8);
-                const Element* from = (const Element*)input + rows.place(min(step, num_steps - 1), row) * UNITS;
-                start_copy((Bytes16*)place_in_b<UNITS>(to, row, 8 * piece), (const Bytes16*)from + piece);
-            }
-            close_copies();
+            fetch_rows(inputs + step % INPUTS * OF_UNITS, (const Element*)input, rows, min(step, num_steps - 1));
         };
         fetch_inputs(0);
+        fetch_inputs(1);
         float state[COLUMNS][4];
         Pair turned[COLUMNS][2];
         for_each_column([&](int j, int i) {
-            const int row = 8 * j + 2 * (lane_index() & 3) + i;
+            const int row = row_of_lane(j, i);
             const int index = order[rows.first + min(row, num_rows - 1 - rows.first)];
             const long long from = (long long)(index / step_rows / num_steps) * step_rows + index % step_rows;
             const bool begins = rows.starts(starts, 0, row);
@@ -93,120 +84,94 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
         });
         round_to(turned, state);
         const auto put_made = [&](int which, int part, const Pair (&pairs)[COLUMNS][2]) {
-            Element* to = made + which * MADE + warp_unit() + part * UNITS;
-            store_turned(pairs, [&](int row, int half) { return to + row * MADE_PITCH + 8 * half; });
+            put_in_rows(made + which * MADE + part * UNITS, pairs);
         };
-        const auto put_state = [&](int which) {
-            Element* to = states + which * OF_UNITS;
-            store_turned(turned, [&](int row, int half) { return place_in_b<UNITS>(to, row, warp_unit() + 8 * half); });
-        };
-        put_state(0);
+        put_in_b(states, turned);
         put_made(1, 4, turned);
         unsigned next[COLUMNS][2];
         for_each_column([&](int j, int i) { next[j][i] = rows.starts_of_lane(starts, min(1, num_steps - 1), j, i); });
         wait_for_groups<0>();
         show_to_products();
-        __syncthreads();
+        meet();
+        float sum[4][COLUMNS][4];
+        const auto begin_step = [&](int step) {
+            begin_sums(sum, bias, by_input, inputs + step % INPUTS * OF_UNITS);
+        };
+        begin_step(0);
 #pragma unroll 1
         for (int step = 0; step < num_steps; ++step) {
             const int which = step % 2;
-            fetch_inputs(step + 1);
+            fetch_inputs(step + 2);
             bool forgets[COLUMNS][2];
             for_each_column([&](int j, int i) {
                 forgets[j][i] = step + 1 < num_steps && next[j][i] > 0;
                 next[j][i] = rows.starts_of_lane(starts, min(step + 2, num_steps - 1), j, i);
             });
-            float sum[4][COLUMNS][4];  // gates r, z, q, n
-#pragma unroll
-            for (int gate = 0; gate < 4; ++gate) {
-#pragma unroll
-                for (int j = 0; j < COLUMNS; ++j) {
-                    sum[gate][j][0] = sum[gate][j][1] = bias[gate][0];
-                    sum[gate][j][2] = sum[gate][j][3] = bias[gate][1];
-                }
-                settle(sum[gate]);
-            }
-            begin_products();
-#pragma unroll
-            for (int k = 0; k < TILES; ++k) {
-                const Element* of_inputs = inputs + which * OF_UNITS + k * 2 * BLOCK;
-                by_input.add(sum[0], 0, k, of_inputs);
-                by_input.add(sum[1], 1, k, of_inputs);
-                by_input.add(sum[3], 2, k, of_inputs);
-            }
-#pragma unroll
-            for (int k = 0; k < TILES; ++k) {
-#pragma unroll
-                for (int gate = 0; gate < 3; ++gate) {
-                    add<UNITS>(sum[gate], by_state[3 * k + gate], states + which * OF_UNITS + k * 2 * BLOCK);
-                }
-            }
-            end_products();
-            wait_for_products<0>();
+            add_states(sum, by_state, states + which * OF_UNITS);
+            wait_for_sums(sum);
             Pair made_n[COLUMNS][2], made_r[COLUMNS][2], made_z[COLUMNS][2], made_q[COLUMNS][2], after[COLUMNS][2];
-#pragma unroll
-            for (int gate = 0; gate < 4; ++gate) settle(sum[gate]);
 #pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    float found[2][5];
+                    Stepped found[2];
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         const int at = 2 * half + i;
-                        const float of_r = sigmoid(sum[0][j][at]), of_z = sigmoid(sum[1][j][at]), of_q = sum[2][j][at];
-                        const float of_n = quick_tanh(sum[3][j][at] + of_r * of_q);
-                        const float is = of_n + of_z * (state[j][at] - of_n);
-                        state[j][at] = forgets[j][i] ? 0.0f : is;
-                        found[i][0] = of_n, found[i][1] = of_r, found[i][2] = of_z, found[i][3] = of_q;
-                        found[i][4] = is;
+                        found[i] = step_unit(sum, j, at, state[j][at]);
+                        state[j][at] = forgets[j][i] ? 0.0f : found[i].after;
                     }
-                    made_n[j][half] = packed(found[0][0], found[1][0]);
-                    made_r[j][half] = packed(found[0][1], found[1][1]);
-                    made_z[j][half] = packed(found[0][2], found[1][2]);
-                    made_q[j][half] = packed(found[0][3], found[1][3]);
-                    after[j][half] = packed(found[0][4], found[1][4]);
+                    made_n[j][half] = packed(found[0].n, found[1].n);
+                    made_r[j][half] = packed(found[0].r, found[1].r);
+                    made_z[j][half] = packed(found[0].z, found[1].z);
+                    made_q[j][half] = packed(found[0].q, found[1].q);
+                    after[j][half] = packed(found[0].after, found[1].after);
                 }
             }
             round_to(turned, state);
-            put_state(1 - which);
+            put_in_b(states + (1 - which) * OF_UNITS, turned);
             put_made(which, 0, made_n);
             put_made(which, 1, made_r);
             put_made(which, 2, made_z);
             put_made(which, 3, made_q);
             put_made(which, 4, after);
+            begin_step(step + 1);
             wait_for_groups<0>();
             show_to_products();
-            __syncthreads();
+            meet();
         }
-        __syncthreads();
+        wait_for_products<0>();
+        meet();
     }
 }
 
-// The way back, as in gru.cu, but for what goes to the input: see gru_by_input.cu.
+// The way back, as in gru.cu, but for what goes to the input: see gru_by_input.cu; and from the outputs of the layer
+// after it, whose products with their weights are added to what comes by later steps.
 //   weights   as gru_pack.cu has them, backwards                                                 read
 //   starts    as above                                                                           read
-//   delta     [step, row, UNITS]  the loss's derivatives by the states after each step, but for
-//             what comes by later steps                                                          read
+//   delta     [step, row, OUTPUTS]  the loss's derivatives by the outputs                        read
+//   out_weights  [OUTPUTS, UNITS]                                                                read
 //   gates     [step, row, 4 UNITS]  as above; then the loss's derivatives by what goes into
 //             n, r, z, and by q                                                                  read, written
 //   hidden    [step + 1, row, UNITS]  as above; then 0 where a step remembered nothing           read, written
 //   bias_gradient  [block, 5 UNITS]  the first four: sums of those derivatives                   written
 //   num_rows, num_steps
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
-    const unsigned char* weights, const bool* starts, const unsigned char* delta, unsigned char* gates,
-    unsigned char* hidden, float* bias_gradient, int num_rows, int num_steps)
+    const unsigned char* weights, const bool* starts, const unsigned char* delta, const unsigned char* out_weights,
+    unsigned char* gates, unsigned char* hidden, float* bias_gradient, int num_rows, int num_steps)
 {
     extern __shared__ char shared[];
     unsigned long long* arrivals = (unsigned long long*)shared;  // a stage's
-    Element* deltas = (Element*)(shared + 128);                  // [2] of gates r, z, q, as B
-    Element* stages = deltas + 2 * 3 * OF_UNITS;  // [STAGES]: of each row n, r, z, q, the state before, the own delta
+    Fragment* of_outputs = (Fragment*)(shared + 128);
+    Element* deltas = (Element*)of_outputs + OUTPUTS * UNITS;    // [2] of gates r, z, q, as B
+    Element* stages = deltas + 2 * 3 * OF_UNITS;  // [STAGES]: n, r, z, q, the state before of each row; then their delta
     if (threadIdx.x < STAGES) prepare_arrivals(arrivals + threadIdx.x);
+    place_out_weights(of_outputs, (const Element*)out_weights);
     Element* all_gates = (Element*)gates;
     Element* all_hidden = (Element*)hidden;
     const auto stage_of = [&](int round) { return stages + round % STAGES * STAGE; };
     int filled = 0;  // stages so far
-    __syncthreads();
+    meet();
     if (carrier() >= 0) {
         leave_registers();
         for (int number = blockIdx.x; number * ROWS < num_rows; number += gridDim.x) {
@@ -215,22 +180,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
                 if (step < 0) return;
                 Element* to = stage_of(round);
                 unsigned long long* arrival = arrivals + round % STAGES;
-                if (carrier() == 1) expect_rows(arrival, ROWS * 6 * UNITS);
+                if (carrier() == 1) expect_rows(arrival, ROWS * 5 * UNITS + rows.num_there() * OUTPUTS);
                 if (carrier() == 1) bring_rows(rows, step, all_gates, 4 * UNITS, to, arrival);
                 if (carrier() == 2) bring_rows(rows, step, all_hidden, UNITS, to + 4 * UNITS, arrival);
-                if (carrier() == 3) bring_rows(rows, step, (const Element*)delta, UNITS, to + 5 * UNITS, arrival);
+                if (carrier() == 3) bring_outputs(rows, step, (const Element*)delta, to + MADE, arrival);
             };
             for (int i = 0; i + 1 < STAGES; ++i) fill(filled + i, num_steps - 1 - i);
-            __syncthreads();
+            meet();
             for (int step = num_steps - 1; step >= 0; --step, ++filled) {
                 wait_for_stored_rows();  // of the step before: there is room for another
-                __syncthreads();
-                if (carrier() == 0) store_rows(rows, step, all_gates, 4 * UNITS, stage_of(filled), STAGE_PITCH);
+                meet();
+                if (carrier() == 0) store_rows(rows, step, all_gates, 4 * UNITS, stage_of(filled), MADE_PITCH);
                 fill(filled + STAGES - 1, step - (STAGES - 1));
                 if (carrier() == 2) forget_rows(rows, step, starts, all_hidden);
             }
             wait_for_stored_rows();
-            __syncthreads();
+            meet();
         }
         return;
     }
@@ -240,38 +205,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
     float of_bias[4][2] = {};  // sums of the deltas of n, r, z, q
     for (int number = blockIdx.x; number * ROWS < num_rows; number += gridDim.x) {
         const Sequences rows(number, num_rows);
-        __syncthreads();
-        float carried[COLUMNS][4] = {};
+        meet();
+        float sum[COLUMNS][4] = {};  // the loss's derivatives by the states after a step
+        const auto add_delta = [&](int round) {
+            wait_for_rows(arrivals + round % STAGES, round / STAGES);
+            add_outputs(sum, of_outputs, stage_of(round) + MADE);
+        };
+        add_delta(filled);
         unsigned next[COLUMNS][2];
         for_each_column([&](int j, int i) { next[j][i] = rows.starts_of_lane(starts, num_steps - 1, j, i); });
 #pragma unroll 1
         for (int step = num_steps - 1; step >= 0; --step, ++filled) {
             Element* stage = stage_of(filled);
             Element* to_products = deltas + filled % 2 * (3 * OF_UNITS);
-            float keeps[COLUMNS][2], is_there[COLUMNS][2];
-            for_each_column([&](int j, int i) {
-                keeps[j][i] = next[j][i] > 0 ? 0.0f : 1.0f;
-                is_there[j][i] = rows.has_of_lane(j, i) ? 1.0f : 0.0f;
-                next[j][i] = rows.starts_of_lane(starts, max(step - 1, 0), j, i);
-            });
-            wait_for_rows(arrivals + filled % STAGES, filled / STAGES);
-            Pair of[6][COLUMNS][2];  // n, r, z, q, the state before, the own delta; then the deltas of n, r, z, q
+            Pair kept[COLUMNS];  // of two rows, all bits or none
+            float keeps[COLUMNS][2];
 #pragma unroll
-            for (int part = 0; part < 6; ++part) load_turned(of[part], stage + warp_unit() + part * UNITS, STAGE_PITCH);
+            for (int j = 0; j < COLUMNS; ++j) {
+                kept[j] = (next[j][0] > 0 ? 0u : 0xffffu) | (next[j][1] > 0 ? 0u : 0xffff0000u);
+                keeps[j][0] = next[j][0] > 0 ? 0.0f : 1.0f;
+                keeps[j][1] = next[j][1] > 0 ? 0.0f : 1.0f;
+            }
+            for_each_column([&](int j, int i) { next[j][i] = rows.starts_of_lane(starts, max(step - 1, 0), j, i); });
+            Pair of[5][COLUMNS][2];  // n, r, z, q, the state before; then the deltas of n, r, z, q
+#pragma unroll
+            for (int part = 0; part < 5; ++part) load_turned(of[part], stage + warp_unit() + part * UNITS, MADE_PITCH);
 #pragma unroll
             for (int j = 0; j < COLUMNS; ++j) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    FloatPair two[6];
+                    FloatPair two[5];
 #pragma unroll
-                    for (int part = 0; part < 6; ++part) two[part] = unpack(of[part][j][half]);
+                    for (int part = 0; part < 5; ++part) two[part] = unpack(of[part][j][half]);
                     float found[2][4];
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         const auto one = [&](int part) { return i == 0 ? two[part].low : two[part].high; };
-                        float& later = carried[j][2 * half + i];
+                        float& later = sum[j][2 * half + i];
                         const float of_n = one(0), of_r = one(1), of_z = one(2), of_q = one(3);
-                        const float by_state = fmaf(one(5), is_there[j][i], later);
+                        const float by_state = rows.has_of_lane(j, i) ? later : 0.0f;
                         const float rest = 1.0f - of_z;
                         found[i][0] = by_state * rest * fmaf(-of_n, of_n, 1.0f);
                         found[i][1] = found[i][0] * of_q * fmaf(-of_r, of_r, of_r);
@@ -288,34 +260,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
             }
 #pragma unroll
             for (int part = 0; part < 4; ++part) {
-                Element* place = stage + warp_unit() + part * UNITS;
-                store_turned(of[part], [&](int row, int half) { return place + row * STAGE_PITCH + 8 * half; });
+                put_in_rows(stage + part * UNITS, of[part]);
                 if (part == 0) continue;
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j) of[part][j][0] &= kept[j], of[part][j][1] &= kept[j];
                 const int first = (part - 1) * UNITS + warp_unit();
                 store_turned(of[part], [&](int row, int half) {
                     return place_in_b<3 * UNITS>(to_products, row, first + 8 * half);
                 });
             }
+            if (step > 0) add_delta(filled + 1);
+            settle(sum);
             show_to_products();
-            __syncthreads();
-            float sum[COLUMNS][4];
+            meet();
             begin_products();
 #pragma unroll
-            for (int k = 0; k < 3 * TILES; ++k) {
-                const Element* b = to_products + k * 2 * BLOCK;
-                if (k == 0) add<3 * UNITS, true>(sum, by_gates[k], b);
-                else add<3 * UNITS>(sum, by_gates[k], b);
-            }
+            for (int k = 0; k < 3 * TILES; ++k) add<3 * UNITS>(sum, by_gates[k], to_products + k * 2 * BLOCK);
             end_products();
             wait_for_products<0>();
             settle(sum);
-#pragma unroll
-            for (int j = 0; j < COLUMNS; ++j) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) carried[j][i] = fmaf(sum[j][i], keeps[j][i % 2], carried[j][i]);
-            }
         }
-        __syncthreads();
+        meet();
     }
 #pragma unroll
     for (int part = 0; part < 4; ++part) {

@@ -1,10 +1,31 @@
-// What goes to the input of a GRU on its way back, where gru_by_warpgroups.cu or gru_by_columns.cu walked through it: of
-// all steps at once, as nothing waits for it.
+// What goes to the input of a GRU on its way back, where gru_by_columns.cu walked through it: of all steps at once, as
+// nothing waits for it. A warp has all units of 16 rows; what a lane has of 32 units of a row are 8 neighbours, 16 bytes,
+// and weights stand in shared memory in the order of what lanes hold.
 //
-// Constants, besides those of by_warpgroups.cuh, of which WARPS are those of a block:
-//   UNITS    of the cell; its input has as many columns
-//   WALKERS  as gru_by_warpgroups.cu has them
-#include "layers/gru_of_warp.cuh"
+// Constants, besides those of by_warpgroups.cuh:
+//   UNITS  of the cell; its input has as many columns
+#include "by_warpgroups.cuh"
+#include "layers/gru_pieces.cuh"
+
+constexpr int TILES = UNITS / 16;
+constexpr int BLOCK = 64;  // elements of a block of 8 x 8
+
+static_assert(UNITS == PANEL, "registers hold sums of as many");
+
+// Where a unit stands among those of a product.
+__device__ __forceinline__ int logical(int unit)
+{
+    return unit / 32 * 32 + unit % 8 / 2 * 8 + unit / 8 % 4 * 2 + unit % 2;
+}
+
+// The input's weights on the way back, [unit / 8][3 UNITS / 8][8][8].
+__device__ __forceinline__ void spread_backwards(Element* shared, const unsigned char* weights, int num_threads)
+{
+    spread<3 * TILES>(shared, weights, num_threads, [&](int number, int column, int depth) {
+        const int to = logical(column), from = logical(number * 16 + depth);
+        return (to / 8 * (3 * UNITS / 8) + from / 8) * BLOCK + to % 8 * 8 + from % 8;
+    });
+}
 
 // From the deltas of n, r, z to those of what went into the activation that the input came out of.
 //   weights   as gru_pack.cu has the input's, backwards                                          read

@@ -73,7 +73,7 @@ class GradientPlan:
     def record_bytes(self) -> int:
         if isinstance(self.shape, RecurrentShape):
             rows, cell = self.record_rows, self.cell
-            return self.shape.bytes_of(self.element_bytes, rows, rows, cell.num_rows, cell.in_width)
+            return self.shape.bytes_of(self.element_bytes, rows, rows, cell.num_rows, cell)
         if isinstance(self.shape, LayersShape):
             return self.record_rows * self.shape.row_bytes(self.element_bytes, learns=True)
         return max(self.record_rows * self.shape.record(self.way) * self.element_bytes, 16)

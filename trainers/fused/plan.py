@@ -257,7 +257,10 @@ class Plan:
         if not units:
             return None
         whole = len(shapes) * units
-        found = CellPlan(units, num_rows, self.limits, self.element_bytes, whole, number * units, step_rows)
+        found = CellPlan(
+            units, num_rows, self.limits, self.element_bytes, whole, number * units, step_rows,
+            out_width=shapes[number].padded[-1][0],
+        )  # fmt: skip
         if not widths or asked.norms_hidden:
             return found
         return with_input(found, widths[-1], asked.activation == "tanh")
@@ -294,8 +297,8 @@ class Plan:
         """What a network that plays for so many takes: all outputs, and the layers of some at once."""
         outputs, at_once = 4 * shape.padded[-1][0], min(num_rows, shape.rows_at_once)
         if isinstance(shape, RecurrentShape):
-            in_width = self.cell(self.shapes.index(shape), 1).in_width
-            return shape.bytes_of(self.element_bytes, num_rows, at_once, None, in_width)
+            cell = self.cell(self.shapes.index(shape), 1)
+            return shape.bytes_of(self.element_bytes, num_rows, at_once, None, cell)
         return num_rows * outputs + at_once * (shape.row_bytes(self.element_bytes, learns=False) - outputs)
 
     def gathering(self, shape: Shape, num_rows: int) -> Part:

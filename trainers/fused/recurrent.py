@@ -24,7 +24,7 @@ from trainers.fused.by_layers import (
     places_of_sums,
     unit_of,
 )
-from trainers.fused.cell import ROWS_OF_COLUMNS, CellPlan, RecurrentShape
+from trainers.fused.cell import CellPlan, RecurrentShape
 from trainers.fused.gradient import Places
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
@@ -38,15 +38,15 @@ MAX_DENSE_INPUT = 256
 
 
 class CellKernels:
-    """The kernels of gru.cu for one cell, and up to `plan.num_rows` rows at once; gru_by_warpgroups.cu goes through so
-    many sequences that whole warpgroups have some.
+    """The kernels of gru.cu for one cell, and up to `plan.num_rows` rows at once; or those of gru_by_columns.cu, for
+    sequences.
 
     Arrays are bytes of elements, as gru.cu has them.
     """
 
     def __init__(self, plan: CellPlan, backend: Backend) -> None:
         self.plan, self._backend = plan, backend
-        if not plan.by_warpgroups and not plan.by_columns:
+        if not plan.by_columns:
             _ = self._by_warps  # compiled by now
 
     @cached_property
@@ -57,24 +57,18 @@ class CellKernels:
         )
 
     @cached_property
-    def _by_warpgroups(self) -> FunctionManager:
-        return self._of_warpgroups("gru_by_warpgroups.cu")
+    def _by_columns(self) -> FunctionManager:
+        plan = self.plan
+        constants = {"FULL_PRECISION": False, "UNITS": plan.units, "COLUMNS": plan.columns, "OUTPUTS": plan.out_width}
+        return FunctionManager(None, KERNELS / "gru_by_columns.cu", constants, backend=self._backend)
 
     @cached_property
     def _by_input(self) -> FunctionManager:
-        return self._of_warpgroups("gru_by_input.cu")
-
-    def _of_warpgroups(self, file: str) -> FunctionManager:
         plan = self.plan
-        constants = {"FULL_PRECISION": plan.element_bytes == 4, "IS_TANH": plan.is_tanh, "UNITS": plan.units}
         warps, ahead = self._block_by_input
-        constants |= {"WALKERS": WARPS, "WARPS": warps, "AHEAD": ahead}
-        return FunctionManager(None, KERNELS / file, constants, backend=self._backend)
-
-    @cached_property
-    def _by_columns(self) -> FunctionManager:
-        constants = {"FULL_PRECISION": False, "UNITS": self.plan.units}
-        return FunctionManager(None, KERNELS / "gru_by_columns.cu", constants, backend=self._backend)
+        constants = {"FULL_PRECISION": False, "IS_TANH": plan.is_tanh, "UNITS": plan.units}
+        constants |= {"WARPS": warps, "AHEAD": ahead}
+        return FunctionManager(None, KERNELS / "gru_by_input.cu", constants, backend=self._backend)
 
     @property
     def _block_by_input(self) -> tuple[int, int]:
@@ -84,35 +78,25 @@ class CellKernels:
     def prepare_forward(self, num_rows: int, num_steps: int, **arrays: torch.Tensor) -> Call:
         plan = self.plan
         of_memory = {"step_rows": plan.step_rows, "memory_size": plan.memory_size, "cell_start": plan.first}
-        if plan.by_columns:
-            elements = 3 * plan.units**2 + 4 * ROWS_OF_COLUMNS * plan.units + 2 * ROWS_OF_COLUMNS * (5 * plan.units + 8)
-            shape = LaunchShape(plan.num_blocks, (2 * plan.units + 128, 1), 2 * elements)
-            counts = {"num_rows": num_rows, "num_steps": num_steps, **of_memory}
-            return self._by_columns.prepare("gru_forward", shape, **counts, **arrays)
-        if not plan.by_warpgroups:
+        if not plan.by_columns:
             return self._prepare("gru_forward", num_rows, num_steps, **of_memory, **arrays)
-        elements = 6 * plan.units**2 + 2 * 32 * WARPS * plan.units // 4  # weights; a step's input of each thread
-        shape = self._walk_shape(elements, 4 * plan.units)
+        shape = LaunchShape(plan.num_blocks, plan.block_by_columns, plan.there_by_columns)
         counts = {"num_rows": num_rows, "num_steps": num_steps, **of_memory}
-        return self._by_warpgroups.prepare("gru_forward", shape, **counts, **arrays)
+        return self._by_columns.prepare("gru_forward", shape, **counts, **arrays)
 
     def prepare_backward(
         self, num_rows: int, num_steps: int, input: torch.Tensor, input_weights: torch.Tensor,
-        by_input: torch.Tensor, **arrays: torch.Tensor,
+        by_input: torch.Tensor, out_weights: torch.Tensor | None = None, **arrays: torch.Tensor,
     ) -> Call:  # fmt: skip
+        """The way back from the states; by columns, from the outputs of the layer after them."""
         plan = self.plan
         of_input = {"input": input, "by_input": by_input}
-        if not plan.by_warpgroups and not plan.by_columns:
+        if not plan.by_columns:
             of_input["input_weights"] = input_weights
             return self._prepare("gru_backward", num_rows, num_steps, **of_input, **arrays)
-        counts = {"num_rows": num_rows, "num_steps": num_steps}
-        if plan.by_columns:
-            elements = 2 * 3 * ROWS_OF_COLUMNS * plan.units + 3 * ROWS_OF_COLUMNS * (6 * plan.units + 8)
-            shape = LaunchShape(plan.num_blocks, (2 * plan.units + 128, 1), 128 + 2 * elements)
-            walk = self._by_columns.prepare("gru_backward", shape, **counts, **arrays)
-        else:
-            elements = 3 * plan.units**2 + 2 * 12 * 8 * 32 * WARPS  # weights; two chunks of each thread
-            walk = self._by_warpgroups.prepare("gru_backward", self._walk_shape(elements), **counts, **arrays)
+        shape = LaunchShape(plan.num_blocks, plan.block_by_columns, plan.back_by_columns(plan.columns))
+        counts = {"num_rows": num_rows, "num_steps": num_steps, "out_weights": out_weights}
+        walk = self._by_columns.prepare("gru_backward", shape, **counts, **arrays)
         warps, ahead = self._block_by_input
         num_bytes = plan.element_bytes * (plan.input_elements + ahead * unit_of(warps)) + bytes_of_sums(warps)
         shape = LaunchShape(plan.num_blocks, (32 * warps, 1), num_bytes)
@@ -120,14 +104,11 @@ class CellKernels:
         given = {"weights": input_weights, "num_rows": num_rows * num_steps}
         return all_of([walk, self._by_input.prepare("gru_by_input", shape, **given, **shared, **of_input)])
 
-    def _walk_shape(self, elements: int, floats: int = 0) -> LaunchShape:
-        return LaunchShape(self.plan.num_blocks, (32 * WARPS, 1), self.plan.element_bytes * elements + 4 * floats)
-
     def prepare_step(self, num_rows: int, remembers: bool, **arrays: torch.Tensor) -> Call:
         plan, constants = self.plan, self.plan.constants
         rows = 16 * constants["ROW_TILES"]
         blocks = min(-(-num_rows // rows), max(1, plan.limits.num_multiprocessors * plan.blocks_at_once // plan.split))
-        elements = rows * (constants["HIDDEN_PITCH"] + constants["IN_PITCH"])
+        elements = rows * (constants["HIDDEN_PITCH"] + 2 * constants["IN_PITCH"])
         elements += plan.input_elements + plan.shared_weights
         shape = LaunchShape(blocks * plan.split, (plan.threads, 1), elements * plan.element_bytes)
         of_memory = {"memory_size": plan.memory_size, "cell_start": plan.first, "remembers": remembers}
@@ -207,7 +188,7 @@ class RecurrentNetwork(NetworkOfRows):
         shape: RecurrentShape = network.shape
         self.units = shape.units
         self.rows_of: dict[str, torch.Tensor] = {}
-        for name, (rows, width, is_float) in shape.arrays(num_rows, at_once, sequences, cell.in_width).items():
+        for name, (rows, width, is_float) in shape.arrays(num_rows, at_once, sequences, cell).items():
             dtype = torch.float32 if is_float else packed.dtype
             size = rows * width * dtype.itemsize
             self.rows_of[name], memory = memory[:size].view(dtype).view(rows, width), memory[size:]
@@ -348,25 +329,28 @@ class RecurrentGradient(LayersGradient):
     def prepare_after(self, number: int, num_rows: int) -> list[Call]:
         made, plan, units, goes_on = self._made, self.plan, self.plan.shape.units, number > 0
         delta, gates = made.rows_of["delta"][:num_rows], made.rows_of["gates"][:num_rows]
-        by_states = made.rows_of["by_states"][:num_rows]
         before, after = made.states_of(num_rows, self._num_steps)
         input = made.layer(len(made.trunk) - 1)[:num_rows]
         by_input = made.rows_of["by_input"][:num_rows] if plan.cell.in_width else input  # else it is not written
+        to_states, by_last = [], {"delta": bytes_of(delta), "out_weights": bytes_of(made.last.weight)}
+        if not plan.cell.by_columns:
+            by_states = made.rows_of["by_states"][:num_rows]
+            to_states, by_last = [prepare_elements(delta, made.last.weight, by_states)], {"delta": bytes_of(by_states)}
         calls = [
             made.kernels.add_up(delta, self._sums_of(-1), goes_on),
             made.last.prepare_gradient(delta, after, self._part_of(number, -1)),
-            prepare_elements(delta, made.last.weight, by_states),
+            *to_states,
             made.cell.prepare_backward(
                 num_rows // self._num_steps,
                 self._num_steps,
                 weights=self.network.cell.backwards,
                 starts=self._starts,
-                delta=bytes_of(by_states),
                 input=bytes_of(input),
                 input_weights=self.network.cell.input_backwards,
                 gates=bytes_of(gates),
                 hidden=bytes_of(made.rows_of["states"]),
                 by_input=bytes_of(by_input),
+                **by_last,
                 bias_gradient=self._of_cell[number * plan.cell.bias_size : (number + 1) * plan.cell.bias_size],
             ),
             made.of_state.prepare_gradient(gates[:, units:], before, self._part_of(number, -2)),

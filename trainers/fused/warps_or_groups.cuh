@@ -2,28 +2,26 @@
 #pragma once
 #include "warpgroup.cuh"
 
-// sum[FIRST ..] += A B of 16 columns of A, of which `tile` is the warp's, and 8 COUNT of B, in shared memory in blocks of
-// 8 x 8.
+// sum += A B of 16 columns of A, of which `tile` is the warp's, and 8 BLOCKS of B, in shared memory in blocks of 8 x 8.
 //   TRANSPOSED     a row of a block of B is what is summed over, else a column of it
 //   SETS           = instead of +=
-//   COUNT          0: all
 //   along, across  bytes from a block to the next one along what is summed over, and along B's columns
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-template <bool TRANSPOSED, bool SETS = false, int FIRST = 0, int COUNT = 0, int BLOCKS>
+template <bool TRANSPOSED, bool SETS = false, int BLOCKS>
 __device__ __forceinline__ void add_tile(
     float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
 {
-    add_product<SETS, TRANSPOSED, FIRST, COUNT == 0 ? BLOCKS : COUNT>(sum, tile, describe(b, along, across), across);
+    add_product<SETS, TRANSPOSED, 0, BLOCKS>(sum, tile, describe(b, along, across), across);
 }
 #else
 // Not inlined: hundreds of products by shuffles would take the compiler hours.
-template <bool TRANSPOSED, bool SETS = false, int FIRST = 0, int COUNT = 0, int BLOCKS>
+template <bool TRANSPOSED, bool SETS = false, int BLOCKS>
 __device__ __noinline__ void add_tile(
     float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
 {
     const int g = lane_index() >> 2;
     const int t = lane_index() & 3;
-    for (int i = 0; i < (COUNT == 0 ? BLOCKS : COUNT); ++i) {
+    for (int i = 0; i < BLOCKS; ++i) {
         Pair both[2];
         for (int half = 0; half < 2; ++half) {
             const Element* block = (const Element*)((const char*)b + half * along + i * across);
@@ -33,7 +31,7 @@ __device__ __noinline__ void add_tile(
                 join(both[half], block[g * 8 + 2 * t], block[g * 8 + 2 * t + 1]);
             }
         }
-        float(&of_block)[4] = sum[FIRST + i];
+        float(&of_block)[4] = sum[i];
         if (SETS) of_block[0] = of_block[1] = of_block[2] = of_block[3] = 0.0f;
         multiply(of_block, tile, both[0], both[1]);
     }

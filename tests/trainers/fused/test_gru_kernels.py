@@ -29,8 +29,8 @@ class Case:
     """Of the rollout, of which rows are taken."""
     in_width: int = 0
     """Of an input whose products the kernels make, after relu; 0: gates are given."""
-    by: str | None = None
-    """What goes through sequences on a GPU that has warpgroups, and here on a CPU."""
+    out_width: int = 0
+    """Of a layer after it, from whose outputs gru_by_columns.cu comes back, as on a GPU that has warpgroups."""
 
 
 def turned(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,8 @@ class Walk:
         if case.in_width:
             self.input = self.input.relu()
             self.input_weight = normal(3 * units, width, scale=width**-0.5).to(self.dtype).float()
-        self.delta = normal(steps, rows, units, scale=0.1).to(self.dtype)
+        self.delta = normal(steps, rows, case.out_width or units, scale=0.1).to(self.dtype)
+        self.out_weight = normal(case.out_width, units, scale=max(case.out_width, 1) ** -0.5).to(self.dtype)
         self.weight = normal(3 * units, units, scale=units**-0.5).to(self.dtype)
         self.bias_input, self.bias_hidden = normal(3 * units, scale=0.3), normal(3 * units, scale=0.3)
         self.step_rows = -(-rows // case.num_sequences) + 3
@@ -66,12 +67,13 @@ class Walk:
         self.taken = torch.randperm(whole, generator=generator)[:rows]
         self.starts = torch.rand(steps, rows, generator=generator) < 0.2
         limits = replace(Limits.of(backend), num_multiprocessors=case.num_multiprocessors)
-        limits = replace(limits, has_warpgroups=case.by is not None)
+        limits = replace(limits, has_warpgroups=case.out_width > 0)
         self.plan = CellPlan(units, rows, limits, element_bytes, 2 * units, units, self.step_rows)
         if case.in_width:
             self.plan = with_input(self.plan, case.in_width, is_tanh=False)
             assert self.plan.in_width == case.in_width
-        assert [by for by in ("by_warpgroups", "by_columns") if getattr(self.plan, by)] == [case.by] * bool(case.by)
+        self.plan = replace(self.plan, out_width=case.out_width)
+        assert self.plan.by_columns == (case.out_width > 0)
         self.kernels = CellKernels(self.plan, backend)
         self.cell = torch.nn.GRUCell(width, units)
         with torch.no_grad():
@@ -129,6 +131,7 @@ class Walk:
             bias_gradient=self.bias_gradient,
             num_steps=self.case.num_steps,
             **self._given(self.packed.input_backwards),
+            **({"out_weights": self._bytes(self._put(self.out_weight))} if self.case.out_width else {}),
         )()
 
     def step(self, remembers: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,7 +166,8 @@ class Walk:
             state = cell(given[t], state * ~self.starts[t].unsqueeze(-1))
             states.append(state)
         states = torch.stack(states)
-        (states[1:] * self.delta.double()).sum().backward()
+        by_states = self.delta.double() @ self.out_weight.double() if case.out_width else self.delta.double()
+        (states[1:] * by_states).sum().backward()
         return states.detach(), {
             "input": given.grad * (given > 0) if case.in_width else given.grad.roll(units, dims=-1),
             "weight": cell.weight_hh.grad,
@@ -193,9 +197,9 @@ CASES = [
     (Case(64, 37, 2, in_width=64), FULL),
     (Case(48, 20, 9, in_width=16), HALF),
     (Case(16, 20, 32), HALF),
-    (Case(128, 200, 2, 1, num_sequences=3, in_width=128, by="by_warpgroups"), HALF),  # two turns of two warpgroups
-    (Case(128, 37, 9, 3, num_sequences=2, in_width=128, by="by_columns"), HALF),
-    (Case(128, 5, 8, 1, in_width=128, by="by_columns"), HALF),
+    (Case(128, 37, 9, 3, num_sequences=2, in_width=128, out_width=16), HALF),
+    (Case(128, 170, 3, 4, num_sequences=3, in_width=128, out_width=48), HALF),
+    (Case(128, 5, 8, 1, in_width=128, out_width=32), HALF),
 ]
 """A GPU has 40 times as many rows, and three."""
 
@@ -215,7 +219,7 @@ def test_states_and_gradients_are_those_of_torch(walk):
 def test_a_block_goes_through_sequences_by_columns_in_turns(backend, monkeypatch):
     """Three times 16 of them, the last of one sequence; a second turn begins with the stage after the first."""
     monkeypatch.setattr(CellPlan, "num_blocks", 2)
-    check(Walk(Case(128, 33, 2, 3, in_width=128, by="by_columns"), backend, HALF))
+    check(Walk(Case(128, 33, 2, 3, in_width=128, out_width=32), backend, HALF))
 
 
 def check(walk: Walk) -> None:

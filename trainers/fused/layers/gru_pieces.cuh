@@ -4,6 +4,11 @@
 
 constexpr int WEIGHTS = 3 * UNITS * UNITS;
 
+// What a lane has of 16 x 16 weights, or of 16 rows of 16 numbers.
+struct alignas(4 * sizeof(Pair)) Fragment {
+    Pair pair[4];
+};
+
 // Pieces of 16 x 16 weights as gru_pack.cu has them, to blocks of 8 x 8 in shared memory: calls place(number, column,
 // depth) for each pair of weights, which are neighbours in depth; it gives where they go.
 //   PARTS   pieces of 16 columns
@@ -11,9 +16,6 @@ constexpr int WEIGHTS = 3 * UNITS * UNITS;
 template <int PARTS, typename Place>
 __device__ __forceinline__ void spread(Element* shared, const unsigned char* weights, int num_threads, Place place)
 {
-    struct alignas(16) Fragment {
-        Pair pair[4];
-    };
 #pragma unroll 4
     for (int i = threadIdx.x; i < WEIGHTS / 8; i += num_threads) {
         const Fragment found = ((const Fragment*)weights)[i];
