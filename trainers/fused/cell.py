@@ -82,9 +82,9 @@ class CellPlan:
         return 2 * (3 * units**2 + 5 * rows * units + 2 * rows * (5 * units + 8))
 
     def back_by_columns(self, columns: int) -> int:
-        """And on the way back: arrivals; the last layer's weights; deltas; what comes of three steps."""
+        """And on the way back: arrivals; the last layer's weights; deltas; what comes of four steps."""
         rows, units, outputs = 8 * columns, self.units, self.out_width
-        return 128 + 2 * (outputs * units + 6 * rows * units + 3 * rows * (5 * units + 8 + outputs))
+        return 128 + 2 * (outputs * units + 6 * rows * units + 4 * rows * (5 * units + 8 + outputs))
 
     @property
     def threads(self) -> int:

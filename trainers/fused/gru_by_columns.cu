@@ -161,11 +161,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
     unsigned char* gates, unsigned char* hidden, float* bias_gradient, int num_rows, int num_steps)
 {
     extern __shared__ char shared[];
-    unsigned long long* arrivals = (unsigned long long*)shared;  // a stage's
+    unsigned long long* arrivals = (unsigned long long*)shared;  // of a stage's rows
+    unsigned long long* of_delta = arrivals + STAGES;            // and of what it has of the outputs, which is read before
     Fragment* of_outputs = (Fragment*)(shared + 128);
     Element* deltas = (Element*)of_outputs + OUTPUTS * UNITS;    // [2] of gates r, z, q, as B
     Element* stages = deltas + 2 * 3 * OF_UNITS;  // [STAGES]: n, r, z, q, the state before of each row; then their delta
-    if (threadIdx.x < STAGES) prepare_arrivals(arrivals + threadIdx.x);
+    if (threadIdx.x < 2 * STAGES) prepare_arrivals(arrivals + threadIdx.x);
     place_out_weights(of_outputs, (const Element*)out_weights);
     Element* all_gates = (Element*)gates;
     Element* all_hidden = (Element*)hidden;
@@ -180,10 +181,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
                 if (step < 0) return;
                 Element* to = stage_of(round);
                 unsigned long long* arrival = arrivals + round % STAGES;
-                if (carrier() == 1) expect_rows(arrival, ROWS * 5 * UNITS + rows.num_there() * OUTPUTS);
+                if (carrier() == 1) expect_rows(arrival, ROWS * 5 * UNITS);
                 if (carrier() == 1) bring_rows(rows, step, all_gates, 4 * UNITS, to, arrival);
                 if (carrier() == 2) bring_rows(rows, step, all_hidden, UNITS, to + 4 * UNITS, arrival);
-                if (carrier() == 3) bring_outputs(rows, step, (const Element*)delta, to + MADE, arrival);
+                if (carrier() != 3) return;
+                expect_rows(of_delta + round % STAGES, rows.num_there() * OUTPUTS);
+                bring_outputs(rows, step, (const Element*)delta, to + MADE, of_delta + round % STAGES);
             };
             for (int i = 0; i + 1 < STAGES; ++i) fill(filled + i, num_steps - 1 - i);
             meet();
@@ -208,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
         meet();
         float sum[COLUMNS][4] = {};  // the loss's derivatives by the states after a step
         const auto add_delta = [&](int round) {
-            wait_for_rows(arrivals + round % STAGES, round / STAGES);
+            wait_for_rows(of_delta + round % STAGES, round / STAGES);
             add_outputs(sum, of_outputs, stage_of(round) + MADE);
         };
         add_delta(filled);
@@ -227,6 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
                 keeps[j][1] = next[j][1] > 0 ? 0.0f : 1.0f;
             }
             for_each_column([&](int j, int i) { next[j][i] = rows.starts_of_lane(starts, max(step - 1, 0), j, i); });
+            wait_for_rows(arrivals + filled % STAGES, filled / STAGES);
             Pair of[5][COLUMNS][2];  // n, r, z, q, the state before; then the deltas of n, r, z, q
 #pragma unroll
             for (int part = 0; part < 5; ++part) load_turned(of[part], stage + warp_unit() + part * UNITS, MADE_PITCH);

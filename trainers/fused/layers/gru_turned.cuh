@@ -16,7 +16,7 @@ constexpr int ALONG = BLOCK * (int)sizeof(Element);
 constexpr int OF_UNITS = ROWS * UNITS;  // elements of all units of all sequences
 constexpr int MADE_PITCH = 5 * UNITS + 8, MADE = ROWS * MADE_PITCH;
 constexpr int STAGE = MADE + ROWS * OUTPUTS;
-constexpr int INPUTS = 3, STAGES = 3;  // steps that shared memory has room for
+constexpr int INPUTS = 3, STAGES = 4;  // steps that shared memory has room for
 
 static_assert(OUTPUTS % 16 == 0, "products take 16 in depth");
 static_assert(UNITS % 64 == 0, "units are not those of whole warpgroups");
