@@ -75,7 +75,7 @@ class Algorithm:
     SCHEDULED: ClassVar[Sequence[str]] = ("lr",)
     """Keys of its config that may be schedules, in env steps."""
     path: str = "torch"
-    """What does the work: "fused" kernels, or "torch"."""
+    """What does the work, in a word."""
     by_kernels: str | None = None
     """What fused kernels do of it where it is torch's, in words."""
     shares_nothing: bool = False
@@ -101,6 +101,11 @@ class Algorithm:
         """This iteration's numbers, by the config's key."""
         self._filled: dict[str, float] = {}
         self._of_torch: dict[Callable, Callable] = {}
+
+    def told(self, precision: str) -> str:
+        """What learns, in words."""
+        actor = self.group.actor
+        return f"{self.path} learns in {actor.stage.told_of_torch(actor.policy)}"
 
     @classmethod
     def heads(cls, config: PolicyConfig, num_outputs: int) -> dict[str, int]:

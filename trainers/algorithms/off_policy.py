@@ -238,6 +238,9 @@ class OffPolicy(Algorithm):
             self._priority = self.batch.weight.clone()
             self._update = self.table.prepare_update(self.batch.index, self._priority)
 
+    def told(self, precision: str) -> str:
+        return super().told(precision) if self.learns_by is self else self.learns_by.told(precision)
+
     @classmethod
     def why_not(cls, config: OffPolicyConfig, spec: GroupSpec) -> str | None:
         return (why_no_goals(spec) if config.hindsight else None) or super().why_not(config, spec)

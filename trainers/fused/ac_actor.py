@@ -9,9 +9,10 @@ import torch
 from trainers.acting.unjudged import BoxActor, NoisyActor, SquashedGaussianActor
 from trainers.experience.group_rollout import GroupRollout
 from trainers.fused.ac_shape import ACShape, shape_of
-from trainers.fused.actor import PlaysByKernels, data_of_draws, place_constants
+from trainers.fused.actor import data_of_draws, place_constants
 from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
+from trainers.fused.told import PlaysByKernels
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import FunctionManager
 from warpdrive.gaussian_sampler import constants_of_box

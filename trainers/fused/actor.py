@@ -78,15 +78,6 @@ def data_of_draws(env: EnvWrapper) -> DataManager:
     return data
 
 
-class PlaysByKernels(Actor):
-    """One that says so where kernels play for it."""
-
-    def told(self, precision: str, learns: bool) -> str:
-        if self.path != "fused":
-            return super().told(precision, learns)
-        return f"fused kernels play{' and learn' if learns else ''} in {precision}"
-
-
 class FusedPlayers(Actor):
     """Plays for all policies whose networks the fused kernels know, in one launch a step.
 

@@ -22,6 +22,7 @@ from trainers.fused.recurrent import RecurrentGradient
 from trainers.fused.shape import STAGE_ROWS, WARPS
 from trainers.fused.source import OWN, compile_fused
 from trainers.fused.stepper import Stepper
+from trainers.fused.told import LearnsByKernels
 from trainers.heads import GaussianHead
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import FunctionManager
@@ -38,14 +39,12 @@ LEAST_ORDER_BITS = 6
 """Of the numbers that an order is drawn among: halves of one bit would not mix those of a few samples evenly."""
 
 
-class FusedLearner:
+class FusedLearner(LearnsByKernels):
     """What an algorithm's `learn` does between `begin` and `end`, in a few launches a minibatch.
 
     Args:
         learner: of A2C, PPO or PQN, whose policy is packed (see `pack`).
     """
-
-    path = "fused"
 
     def __init__(self, learner: OnPolicy) -> None:
         group, config = learner.group, learner.config

@@ -9,6 +9,7 @@ import torch
 
 from trainers.fused.limits import Limits
 from trainers.fused.plan import why_not_here
+from trainers.fused.told import LearnsByKernels
 from trainers.networks import find_network
 from trainers.networks.mlp import MLP
 
@@ -77,14 +78,13 @@ def bytes_of_learner(plan: Callable[..., Any], config: OffPolicyConfig, actor: A
     return None if isinstance(found, str) else found.num_bytes
 
 
-class ByKernels:
+class ByKernels(LearnsByKernels):
     """Makes an algorithm's updates by kernels, each in a phase. Derive from it: say `learn`, and what `pack` and
     `follow` launch.
 
     Networks, targets and optimisers' memory stay the algorithm's.
     """
 
-    path = "fused"
     shares_nothing = True
     learner: OffPolicy
 

@@ -14,11 +14,12 @@ from trainers.algorithms.q_learning import epsilon_at
 from trainers.experience.field import Field
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
-from trainers.fused.actor import FusedPlayers, PlaysByKernels
+from trainers.fused.actor import FusedPlayers
 from trainers.fused.cell import Sequences
 from trainers.fused.learner import FusedLearner
 from trainers.fused.packed import pack
 from trainers.fused.plan import Plan, Request, plan
+from trainers.fused.told import PlaysByKernels
 from trainers.networks.policy import Policy
 
 if TYPE_CHECKING:

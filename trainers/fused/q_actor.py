@@ -14,7 +14,7 @@ from trainers.acting.actor import Actor, Call, Stage
 from trainers.acting.epsilon_greedy import NEVER, EpsilonGreedyActor
 from trainers.experience.group_rollout import GroupRollout
 from trainers.experience.spec import GroupSpec
-from trainers.fused.actor import PlaysByKernels, data_of_draws, place_constants
+from trainers.fused.actor import data_of_draws, place_constants
 from trainers.fused.layered_q import why_no_player
 from trainers.fused.of_replay import why_not_plain
 from trainers.fused.packed import KERNELS
@@ -22,6 +22,7 @@ from trainers.fused.plan import FULL_PRECISION
 from trainers.fused.player import find_player
 from trainers.fused.q_learner import KERNEL, layers_of, why_not, widths_of
 from trainers.fused.q_shape import QShape
+from trainers.fused.told import PlaysByKernels
 from trainers.fused.with_envs import SHARED_BYTES, compile_with_envs, envs_of_block
 from trainers.networks.policy import Policy
 from warpdrive.backends.ahead import this_or

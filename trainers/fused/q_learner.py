@@ -20,6 +20,7 @@ from trainers.fused.packed import KERNELS
 from trainers.fused.q_shape import QAloneShape, QShape, fit_alone, fit_q
 from trainers.fused.shape import to_tiles
 from trainers.fused.source import in_clusters
+from trainers.fused.told import LearnsByKernels
 from trainers.fused.wide_q import WideQLearner, WideQShape, plan_wide_q
 from trainers.fused.with_envs import compile_with_envs, envs_of_block
 from trainers.learning.adam_kernels import AdamMemory
@@ -118,7 +119,7 @@ def layers_of(parameters: Sequence[torch.nn.Parameter]) -> dict[str, torch.Tenso
     return dict(itertools.zip_longest(names, given, fillvalue=given[-1]))
 
 
-class FusedQLearner:
+class FusedQLearner(LearnsByKernels):
     """Makes an algorithm's updates by the kernel.
 
     The network's parameters, the target network's and Adam's memory stay the algorithm's; those of the last two become
@@ -128,8 +129,6 @@ class FusedQLearner:
         learner: its networks, table and optimiser are there.
         shape: of `plan_q`.
     """
-
-    path = "fused"
 
     def __init__(self, learner: DQN, shape: QShape) -> None:
         self.learner, self.shape = learner, shape

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def path_of(trainer: Trainer) -> dict[str, dict[str, str | None]]:
-    """Which code ran, such as "fused" or "torch", by policy; None where it does not say."""
+    """Which code ran, in a word, by policy; None where it does not say."""
     return {
         "policy": {name: group.actor.path for name, group in trainer.rollout.groups.items()},
         "learner": {name: one.path for name, one in trainer.algorithms.items()},
@@ -26,9 +26,7 @@ def _told(trainer: Trainer, name: str) -> str:
     learns_alike = algorithm is not None and algorithm.path == actor.path
     found = actor.told(trainer.precision, learns_alike)
     if algorithm is not None and not learns_alike:
-        in_torch = f"torch learns in {actor.stage.told_of_torch(actor.policy)}"
-        learns = {"fused": f"fused kernels learn in {trainer.precision}", "torch": in_torch}
-        found += ", " + learns.get(algorithm.path, f"{algorithm.path} learns")
+        found += f", {algorithm.told(trainer.precision)}"
     if algorithm is not None and algorithm.by_kernels is not None:
         found += f", {algorithm.by_kernels} by fused kernels"
     return found if actor.why is None else f"{found}: {actor.why}"

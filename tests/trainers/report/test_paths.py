@@ -1,15 +1,17 @@
 """What is said of which code plays and learns."""
 
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
 
 from trainers.acting.actor import Actor, Stage
+from trainers.algorithms.algorithm import Algorithm
 from trainers.algorithms.ddpg import DDPGConfig
 from trainers.algorithms.td3 import TD3Config
 from trainers.fused.plan import Limits
 from trainers.fused.player import FusedPlayer
+from trainers.fused.told import LearnsByKernels
 from trainers.report.paths import path_of, told_paths
 from trainers.settings.config import PolicyConfig, TrainerConfig
 
@@ -65,7 +67,9 @@ def test_a_line_a_policy_says_who_plays_and_learns_and_why(name, path, why, prec
 )
 def test_who_learns_is_told_beside_who_plays_where_it_is_another(plays, learns, line):
     trainer = trainer_of(a=actor_of(plays, None))
-    trainer.algorithms["a"].path = learns
+    one = trainer.algorithms["a"]
+    one.path, kind = learns, LearnsByKernels if learns == "fused" else Algorithm
+    one.group, one.told = trainer.rollout.groups["a"], MethodType(kind.told, one)
     assert told_paths(trainer) == [line]
 
 
