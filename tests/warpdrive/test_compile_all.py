@@ -35,7 +35,6 @@ FUSED = {
     "gru_by_input.cu": {
         "FULL_PRECISION": False, "IS_TANH": True, "UNITS": 128, "WARPS": 16, "AHEAD": 7,
     },
-    "gru_by_columns.cu": {"FULL_PRECISION": False, "UNITS": 128, "COLUMNS": 4, "OUTPUTS": 32},
     "gru_pack.cu": {"FULL_PRECISION": False, "UNITS": 32, "IN_TILES": 2, "INPUTS": 30, "TURNS": True},
     "epsilon_greedy.cu": {
         "NUM_ACTIONS": 9, "GROUP_SIZE": 3, "HAS_MASK": True, "IS_PER_ENV": True, "IS_GREEDY": False, "NEVER": 1e-30,
@@ -58,7 +57,12 @@ FUSED = {
     },
 }  # fmt: skip
 """Constants of the kernels that need some."""
+BY_COLUMNS = [
+    with_input(CellPlan(128, rows, LARGE_GPU, 2, 128, out_width=32), 128, is_tanh=False).constants_by_columns
+    for rows in (1000, 100_000)
+]
 GAE = [{"HAS_ACTIVE": leaves, "CREDITS_TEAM": team} for leaves, team in ((False, False), (True, False), (True, True))]
+SEVERAL = {"gae.cu": GAE, "gru_by_columns.cu": BY_COLUMNS}
 
 ENVS = [
     *((name, {}) for name in list_envs()),
@@ -98,7 +102,8 @@ def test_every_shipped_kernel_compiles(compiler, arch):
             continue
         if is_few and source.name not in ("gae.cu", "episodes.cu", "sum_tree.cu"):
             continue
-        sizes = {} if source.name in FUSED else {"num_envs": 2, "num_agents": env.num_agents}
-        for constants in {"gae.cu": GAE}.get(source.name, [FUSED.get(source.name, {})]):
+        is_sized = source.name not in FUSED and source.name != "gru_by_columns.cu"
+        sizes = {"num_envs": 2, "num_agents": env.num_agents} if is_sized else {}
+        for constants in SEVERAL.get(source.name, [FUSED.get(source.name, {})]):
             FunctionManager(env.data, source, constants, backend=backend, **sizes)
     assert {"restart_ended", "sample_actions_masked", "clamp_choices", "gae", "episodes"} <= set(backend.compiled)

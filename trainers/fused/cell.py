@@ -46,11 +46,11 @@ class CellPlan:
     step_rows: int = 1
     """Agents of the group in all envs."""
     in_width: int = 0
-    """Columns of an input whose products gru.cu makes, too; 0: they are given."""
+    """Columns of an input whose products the kernels make, too; 0: they are given."""
     is_tanh: bool = False
     """Whether the input came out of tanh."""
     out_width: int = 0
-    """Columns of the layer after it, of who learns."""
+    """Columns of the layer after it."""
 
     @property
     def split(self) -> int:
@@ -162,6 +162,13 @@ class CellPlan:
         return self.shared_bytes_of(*self.tiles)
 
     @property
+    def step_bytes(self) -> int:
+        """Of shared memory of a block of gru_step."""
+        rows, pitches = 16 * self.tiles[0], self._pitches
+        elements = rows * (pitches["HIDDEN_PITCH"] + 2 * pitches["IN_PITCH"])
+        return self.element_bytes * (elements + self.input_elements + self.shared_weights)
+
+    @property
     def bias_size(self) -> int:
         """Numbers of what all blocks sum up of the biases' gradient."""
         return self.num_blocks * self.bias_width
@@ -173,8 +180,10 @@ class CellPlan:
 
     @property
     def constants(self) -> dict[str, Constant]:
+        """Of gru.cu."""
         row_tiles, _ = self.tiles
         return {
+            "STEP_BYTES": self.step_bytes,
             "FULL_PRECISION": self.element_bytes == 4,
             "UNITS": self.units,
             "SPLIT": self.split,
@@ -183,6 +192,17 @@ class CellPlan:
             "IN_TILES": self.in_width // 16,
             "IS_TANH": self.is_tanh,
             **self._pitches,
+        }
+
+    @property
+    def constants_by_columns(self) -> dict[str, Constant]:
+        return {
+            "FULL_PRECISION": False,
+            "UNITS": self.units,
+            "COLUMNS": self.columns,
+            "OUTPUTS": self.out_width,
+            "THERE_BYTES": self.there_by_columns,
+            "BACK_BYTES": self.back_by_columns(self.columns),
         }
 
 

@@ -8,6 +8,7 @@
 //   DELTA_PITCH  elements from a row's deltas in shared memory to the next,
 //   STATE_PITCH  and floats from its state, of the block's units
 //   IS_TANH      the activation that the input came out of: tanh, or else the positive part
+//   STEP_BYTES   of shared memory of a block of gru_step
 #include "layers/gru.cuh"
 
 // Of gates n, r, z, q, those that are multiplied: n by the weights of the input alone.
@@ -17,6 +18,9 @@ constexpr int FIRST_PART = IN_TILES > 0 ? 0 : 1;
 constexpr int CHAINS = UNROLLS && ROW_TILES == 1 ? 3 : 1;
 
 static_assert(DELTA_PITCH >= (4 - FIRST_PART) * UNITS && DELTA_PITCH % PIECE == 0, "rows of deltas meet");
+static_assert(
+    STEP_BYTES == SHARED_FRAGMENTS * sizeof(Fragment) + ROWS * (HIDDEN_PITCH + 2 * IN_PITCH) * sizeof(Element),
+    "gru_step has other room");
 static_assert(STATE_PITCH >= UNITS / SPLIT && STATE_PITCH % 4 == 0, "rows of states meet");
 
 // One step of ROWS sequences: where they begin, and how many there are.

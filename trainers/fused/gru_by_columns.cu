@@ -10,8 +10,16 @@
 //   FULL_PRECISION  of elements: false
 //   UNITS           of the cell; its input has as many columns
 //   COLUMNS         an even number
-//   OUTPUTS         columns of the layer after it
+//   OUTPUTS         columns of the layer after it, whole tiles of 16
+//   THERE_BYTES, BACK_BYTES  of shared memory of a block of each kernel
 #include "layers/gru_turned.cuh"
+
+constexpr int FIRST = 128;  // bytes of arrivals
+
+static_assert(THERE_BYTES == 2 * (WEIGHTS + (2 + INPUTS) * OF_UNITS + 2 * MADE), "gru_forward has other room");
+static_assert(
+    BACK_BYTES == FIRST + 2 * (OUTPUTS * UNITS + 2 * 3 * OF_UNITS + STAGES * STAGE), "gru_backward has other room");
+static_assert(2 * STAGES * 8 <= FIRST && STAGE % 64 == 0, "stages begin where nothing can come");
 
 // Every step of some sequences, as in gru.cu.
 //   weights, input_weights   as gru_pack.cu has them, forwards                                   read
@@ -45,13 +53,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_forward(
         for (int number = blockIdx.x; number * ROWS < num_rows; number += gridDim.x) {
             const Sequences rows(number, num_rows);
             meet();
-            if (carrier() == 0) store_rows(rows, 0, all_hidden, UNITS, made + MADE + 4 * UNITS, MADE_PITCH);
+            if (carrier() == 0) store_rows(rows, 0, all_hidden, UNITS, made + MADE + 4 * UNITS);
             for (int step = 0; step < num_steps; ++step) {
                 wait_for_stored_rows();  // of the step before: the next one is made there
                 meet();
                 const Element* from = made + step % 2 * MADE;
-                if (carrier() == 0) store_rows(rows, step + 1, all_hidden, UNITS, from + 4 * UNITS, MADE_PITCH);
-                if (carrier() == 1) store_rows(rows, step, all_gates, 4 * UNITS, from, MADE_PITCH);
+                if (carrier() == 0) store_rows(rows, step + 1, all_hidden, UNITS, from + 4 * UNITS);
+                if (carrier() == 1) store_rows(rows, step, all_gates, 4 * UNITS, from);
             }
             wait_for_stored_rows();
             meet();
@@ -163,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
     extern __shared__ char shared[];
     unsigned long long* arrivals = (unsigned long long*)shared;  // of a stage's rows
     unsigned long long* of_delta = arrivals + STAGES;            // and of what it has of the outputs, which is read before
-    Fragment* of_outputs = (Fragment*)(shared + 128);
+    Fragment* of_outputs = (Fragment*)(shared + FIRST);
     Element* deltas = (Element*)of_outputs + OUTPUTS * UNITS;    // [2] of gates r, z, q, as B
     Element* stages = deltas + 2 * 3 * OF_UNITS;  // [STAGES]: n, r, z, q, the state before of each row; then their delta
     if (threadIdx.x < 2 * STAGES) prepare_arrivals(arrivals + threadIdx.x);
@@ -181,19 +189,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_backward(
                 if (step < 0) return;
                 Element* to = stage_of(round);
                 unsigned long long* arrival = arrivals + round % STAGES;
-                if (carrier() == 1) expect_rows(arrival, ROWS * 5 * UNITS);
-                if (carrier() == 1) bring_rows(rows, step, all_gates, 4 * UNITS, to, arrival);
+                if (carrier() == 1) {
+                    expect_rows(arrival, ROWS * 5 * UNITS);
+                    bring_rows(rows, step, all_gates, 4 * UNITS, to, arrival);
+                }
                 if (carrier() == 2) bring_rows(rows, step, all_hidden, UNITS, to + 4 * UNITS, arrival);
-                if (carrier() != 3) return;
-                expect_rows(of_delta + round % STAGES, rows.num_there() * OUTPUTS);
-                bring_outputs(rows, step, (const Element*)delta, to + MADE, of_delta + round % STAGES);
+                if (carrier() == 3) {
+                    expect_rows(of_delta + round % STAGES, rows.num_there() * OUTPUTS);
+                    bring_outputs(rows, step, (const Element*)delta, to + MADE, of_delta + round % STAGES);
+                }
             };
             for (int i = 0; i + 1 < STAGES; ++i) fill(filled + i, num_steps - 1 - i);
             meet();
             for (int step = num_steps - 1; step >= 0; --step, ++filled) {
                 wait_for_stored_rows();  // of the step before: there is room for another
                 meet();
-                if (carrier() == 0) store_rows(rows, step, all_gates, 4 * UNITS, stage_of(filled), MADE_PITCH);
+                if (carrier() == 0) store_rows(rows, step, all_gates, 4 * UNITS, stage_of(filled));
                 fill(filled + STAGES - 1, step - (STAGES - 1));
                 if (carrier() == 2) forget_rows(rows, step, starts, all_hidden);
             }

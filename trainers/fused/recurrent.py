@@ -58,8 +58,7 @@ class CellKernels:
 
     @cached_property
     def _by_columns(self) -> FunctionManager:
-        plan = self.plan
-        constants = {"FULL_PRECISION": False, "UNITS": plan.units, "COLUMNS": plan.columns, "OUTPUTS": plan.out_width}
+        constants = self.plan.constants_by_columns
         return FunctionManager(None, KERNELS / "gru_by_columns.cu", constants, backend=self._backend)
 
     @cached_property
@@ -105,12 +104,10 @@ class CellKernels:
         return all_of([walk, self._by_input.prepare("gru_by_input", shape, **given, **shared, **of_input)])
 
     def prepare_step(self, num_rows: int, remembers: bool, **arrays: torch.Tensor) -> Call:
-        plan, constants = self.plan, self.plan.constants
-        rows = 16 * constants["ROW_TILES"]
-        blocks = min(-(-num_rows // rows), max(1, plan.limits.num_multiprocessors * plan.blocks_at_once // plan.split))
-        elements = rows * (constants["HIDDEN_PITCH"] + 2 * constants["IN_PITCH"])
-        elements += plan.input_elements + plan.shared_weights
-        shape = LaunchShape(blocks * plan.split, (plan.threads, 1), elements * plan.element_bytes)
+        plan, (row_tiles, _) = self.plan, self.plan.tiles
+        most = max(1, plan.limits.num_multiprocessors * plan.blocks_at_once // plan.split)
+        blocks = min(-(-num_rows // (16 * row_tiles)), most)
+        shape = LaunchShape(blocks * plan.split, (plan.threads, 1), plan.step_bytes)
         of_memory = {"memory_size": plan.memory_size, "cell_start": plan.first, "remembers": remembers}
         return self._by_warps.prepare("gru_step", shape, num_rows=num_rows, **of_memory, **arrays)
 

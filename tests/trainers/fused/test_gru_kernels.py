@@ -31,6 +31,8 @@ class Case:
     """Of an input whose products the kernels make, after relu; 0: gates are given."""
     out_width: int = 0
     """Of a layer after it, from whose outputs gru_by_columns.cu comes back, as on a GPU that has warpgroups."""
+    columns: int = 2
+    """Of 8 sequences, of its blocks."""
 
 
 def turned(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,6 +76,7 @@ class Walk:
             assert self.plan.in_width == case.in_width
         self.plan = replace(self.plan, out_width=case.out_width)
         assert self.plan.by_columns == (case.out_width > 0)
+        assert not case.out_width or self.plan.columns == case.columns
         self.kernels = CellKernels(self.plan, backend)
         self.cell = torch.nn.GRUCell(width, units)
         with torch.no_grad():
@@ -198,7 +201,8 @@ CASES = [
     (Case(48, 20, 9, in_width=16), HALF),
     (Case(16, 20, 32), HALF),
     (Case(128, 37, 9, 3, num_sequences=2, in_width=128, out_width=16), HALF),
-    (Case(128, 170, 3, 4, num_sequences=3, in_width=128, out_width=48), HALF),
+    (Case(128, 170, 3, 4, num_sequences=3, in_width=128, out_width=32, columns=4), HALF),  # two turns, on a GPU many
+    (Case(128, 40, 2, 2, in_width=128, out_width=48), HALF),  # 32 sequences a block find no room
     (Case(128, 5, 8, 1, in_width=128, out_width=32), HALF),
 ]
 """A GPU has 40 times as many rows, and three."""
@@ -217,9 +221,9 @@ def test_states_and_gradients_are_those_of_torch(walk):
 
 
 def test_a_block_goes_through_sequences_by_columns_in_turns(backend, monkeypatch):
-    """Three times 16 of them, the last of one sequence; a second turn begins with the stage after the first."""
+    """Three times 16 of them, the last of one sequence; a block's second turn begins at the second of four stages."""
     monkeypatch.setattr(CellPlan, "num_blocks", 2)
-    check(Walk(Case(128, 33, 2, 3, in_width=128, out_width=32), backend, HALF))
+    check(Walk(Case(128, 33, 5, 3, in_width=128, out_width=32), backend, HALF))
 
 
 def check(walk: Walk) -> None:

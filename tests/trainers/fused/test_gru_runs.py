@@ -38,8 +38,8 @@ RUNS = {
     ),
 }
 """Env, policy and model."""
-BY_WARPGROUPS = {**GRU, "fc_dims": [128], "memory_size": 128, "sequence_length": 3}
-MANY = {"many sequences": (CLIMBERS, {"algorithm": "A2C", "num_minibatches": 1}, BY_WARPGROUPS)}
+BY_COLUMNS = {**GRU, "fc_dims": [128], "memory_size": 128, "sequence_length": 3}
+MANY = {"many sequences": (CLIMBERS, {"algorithm": "A2C", "num_minibatches": 1}, BY_COLUMNS)}
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ static_assert(OUTPUTS % 16 == 0, "products take 16 in depth");
 static_assert(UNITS % 64 == 0, "units are not those of whole warpgroups");
 static_assert(COLUMNS % 2 == 0, "blocks are turned around by twos");
 static_assert(COMPUTING % (UNITS / 8) == 0 && ROWS * UNITS / 8 % COMPUTING == 0, "threads have other pieces of an input");
+static_assert(INPUTS >= 3, "the next step's products read an input while the one after it comes");
+static_assert(STAGES >= 3, "what a step waits for is asked for behind it");
 static_assert(ROWS <= 32, "a carrier's lanes have a row each");
 
 // Which of the carriers a thread is of; -1: it computes.
@@ -395,18 +397,18 @@ __device__ __forceinline__ void wait_for_rows(unsigned long long* arrival, int r
 }
 // And back, those that are there.
 __device__ __forceinline__ void store_rows(
-    const Sequences& rows, int step, Element* to, int width, const Element* from, int pitch = MADE_PITCH)
+    const Sequences& rows, int step, Element* to, int width, const Element* from)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     const int row = lane_index();
     if (row < ROWS && rows.has(row)) {
-        start_bulk_store(to + rows.place(step, row) * width, from + row * pitch, width * (int)sizeof(Element));
+        start_bulk_store(to + rows.place(step, row) * width, from + row * MADE_PITCH, width * (int)sizeof(Element));
         close_bulk_stores();
     }
 #else
     for (int i = lane_index(); i < ROWS * width; i += 32) {
         const int row = i / width, column = i % width;
-        if (rows.has(row)) to[rows.place(step, row) * width + column] = from[row * pitch + column];
+        if (rows.has(row)) to[rows.place(step, row) * width + column] = from[row * MADE_PITCH + column];
     }
 #endif
 }
