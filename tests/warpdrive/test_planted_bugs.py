@@ -17,6 +17,7 @@ PAID = "        reward[i] = 1.0f;\n"
 COUNTED = "        count[i] = time;\n"
 SEEN = "        see(observation, 2 * i, place[i]);\n"
 NEIGHBOUR = "        observation[2 * i + 1] = moved[(agent + 1) % NUM_AGENTS];\n"
+OWN = "        observation[2 * i + 1] = moved[agent];\n"  # of which a missing barrier leaves the time alone to race
 WRITTEN = "    observation[i] = value;\n"  # in the function that is included
 SYNC = "    env_sync();  // everyone has read the time, and has moved\n"
 COUNT_RESET = "        count[i] = 0;\n"
@@ -63,7 +64,8 @@ BUGS = {
                                                  "heap-buffer-overflow", tool="address"),
     "overflow of an int": bug(COUNTED, "        count[i] = 2147483647 + time;  // HERE\n", "signed integer overflow",
                               tool="undefined"),
-    "missing barrier": Bug(((SYNC, ""), (TIMED, f"{TIMED[:-1]}  // HERE\n")), ("data race",), tool="thread"),
+    "missing barrier": Bug(((SYNC, ""), (TIMED, f"{TIMED[:-1]}  // HERE\n"), (NEIGHBOUR, OWN)), ("data race",),
+                           tool="thread"),
     # what agents see and get
     "NaN that is seen": bug(WRITTEN, "    observation[i] = sqrtf(value - 0.2f);  // HERE\n",
         "'observation' of group 'walker' is nan (step 0, env 0, agent 1, feature [0]), which is in no space"),
