@@ -3,11 +3,7 @@
 
 constexpr int GATHERED_TILES = (NUM_FEATURES + 15) / 16;  // the column of ones, if it is a tile's first, is not there
 
-// Where rows' elements are; null where there is no row.
-struct Rows {
-    const Element* upper[ROW_TILES];  // of row g of each tile
-    const Element* lower[ROW_TILES];  // of row g + 8
-};
+using Rows = PlacesOfRows<Element>;
 
 __device__ __forceinline__ const Element* place_of_row(const Seen& seen, int row)
 {
@@ -17,15 +13,7 @@ __device__ __forceinline__ const Element* place_of_row(const Seen& seen, int row
 // Every lane brings the row of its number, below 16 ROW_TILES; -1 for none.
 __device__ __forceinline__ Rows find_rows(const Seen& seen, const bool*, int row)
 {
-    const Element* of_lane = row >= 0 ? place_of_row(seen, row) : nullptr;
-    const int g = lane_index() >> 2;
-    Rows rows;
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r) {
-        rows.upper[r] = (const Element*)__shfl_sync(ALL_LANES, (unsigned long long)of_lane, r * 16 + g);
-        rows.lower[r] = (const Element*)__shfl_sync(ALL_LANES, (unsigned long long)of_lane, r * 16 + g + 8);
-    }
-    return rows;
+    return share_places(row >= 0 ? place_of_row(seen, row) : nullptr);
 }
 
 // Brings what a row needs nearer.

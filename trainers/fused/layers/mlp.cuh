@@ -155,6 +155,26 @@ __device__ __forceinline__ float normalised(float x, int column, const float* me
     return fminf(fmaxf((x - mean[column]) * rsqrtf(variance[column] + 1e-8f), -CLIP), CLIP);
 }
 
+// Where rows' numbers are; null where there is no row.
+template <typename Number>
+struct PlacesOfRows {
+    const Number* upper[ROW_TILES];  // of row g of each tile
+    const Number* lower[ROW_TILES];  // of row g + 8
+};
+// Every lane brings that of the row of its number, below 16 ROW_TILES.
+template <typename Number>
+__device__ __forceinline__ PlacesOfRows<Number> share_places(const Number* of_lane)
+{
+    const int g = lane_index() >> 2;
+    PlacesOfRows<Number> rows;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+        rows.upper[r] = (const Number*)__shfl_sync(ALL_LANES, (unsigned long long)of_lane, r * 16 + g);
+        rows.lower[r] = (const Number*)__shfl_sync(ALL_LANES, (unsigned long long)of_lane, r * 16 + g + 8);
+    }
+    return rows;
+}
+
 #if SEES_GATHERED
 #include "layers/gathered.cuh"
 #elif SEES_SOURCES

@@ -1,10 +1,6 @@
 // What a network sees where that is one array of floats: whole rows, which lanes read in pairs. A part of mlp.cuh.
 
-// Where rows' features are; null where there is no row.
-struct Rows {
-    const float* upper[ROW_TILES];  // of row g of each tile
-    const float* lower[ROW_TILES];  // of row g + 8
-};
+using Rows = PlacesOfRows<float>;
 
 // Where the features of a row of [env's step, agent of the group] are.
 __device__ __forceinline__ const float* place_of_row(const Seen& seen, int row)
@@ -16,15 +12,7 @@ __device__ __forceinline__ const float* place_of_row(const Seen& seen, int row)
 // Every lane brings the row of its number, below 16 ROW_TILES; -1 for none.
 __device__ __forceinline__ Rows find_rows(const Seen& seen, const bool*, int row)
 {
-    const float* of_lane = row >= 0 ? place_of_row(seen, row) : nullptr;
-    const int g = lane_index() >> 2;
-    Rows rows;
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r) {
-        rows.upper[r] = (const float*)__shfl_sync(ALL_LANES, (unsigned long long)of_lane, r * 16 + g);
-        rows.lower[r] = (const float*)__shfl_sync(ALL_LANES, (unsigned long long)of_lane, r * 16 + g + 8);
-    }
-    return rows;
+    return share_places(row >= 0 ? place_of_row(seen, row) : nullptr);
 }
 
 // Brings what a row needs nearer.
