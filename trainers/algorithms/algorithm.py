@@ -78,6 +78,8 @@ class Algorithm:
     """What does the work, in a word."""
     by_kernels: str | None = None
     """What fused kernels do of it where it is torch's, in words."""
+    learns_by: Any
+    """Who makes updates: itself, by torch, or in its stead kernels, where they can."""
     shares_nothing: bool = False
     """Whether other policies may learn at the same time: torch's products share memory of the matrix library, and ranks
     must agree on who sums first."""
@@ -101,9 +103,12 @@ class Algorithm:
         """This iteration's numbers, by the config's key."""
         self._filled: dict[str, float] = {}
         self._of_torch: dict[Callable, Callable] = {}
+        self.learns_by = self
 
     def told(self, precision: str) -> str:
         """What learns, in words."""
+        if self.learns_by is not self:
+            return self.learns_by.told(precision)
         actor = self.group.actor
         return f"{self.path} learns in {actor.stage.told_of_torch(actor.policy)}"
 

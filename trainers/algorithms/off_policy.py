@@ -196,14 +196,11 @@ class OffPolicy(Algorithm):
     followers: Sequence[tuple[nn.Module, nn.Module]] = ()
     """Networks that targets are made by, each with the one that it follows by `tau`."""
     _following: Following | None = None
-    learns_by: Any
-    """Who makes updates: itself, by torch, or in its stead a kernel, where it can."""
 
     def __init__(self, config: OffPolicyConfig, group: GroupRollout, guard: Guard, seed: int = 0) -> None:
         from trainers.replay.of_group import store_of
 
         super().__init__(config, group, guard, seed)
-        self.learns_by = self
         self._taken = self.taker(config, group.actor)
         (num_steps, num_envs, _), num_ranks = group.shape, self.world.size
         self.batch_size = config.batch_size // num_ranks
@@ -237,9 +234,6 @@ class OffPolicy(Algorithm):
         if config.prioritized:
             self._priority = self.batch.weight.clone()
             self._update = self.table.prepare_update(self.batch.index, self._priority)
-
-    def told(self, precision: str) -> str:
-        return super().told(precision) if self.learns_by is self else self.learns_by.told(precision)
 
     @classmethod
     def why_not(cls, config: OffPolicyConfig, spec: GroupSpec) -> str | None:

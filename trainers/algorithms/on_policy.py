@@ -91,9 +91,6 @@ class OnPolicy(Algorithm):
         """Who makes an update: itself, by torch, or in its stead fused kernels, where they can."""
         self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 
-    def told(self, precision: str) -> str:
-        return super().told(precision) if self.learns_by is self else self.learns_by.told(precision)
-
     @classmethod
     def fields(cls, config: ActorCriticConfig, spec: GroupSpec) -> list[Field]:
         from trainers.experience.field import Field

@@ -19,9 +19,9 @@ __device__ __forceinline__ int logical(int unit)
 }
 
 // The input's weights on the way back, [unit / 8][3 UNITS / 8][8][8].
-__device__ __forceinline__ void spread_backwards(Element* shared, const unsigned char* weights, int num_threads)
+__device__ __forceinline__ void spread_backwards(Element* shared, const unsigned char* weights)
 {
-    spread<3 * TILES>(shared, weights, num_threads, [&](int number, int column, int depth) {
+    spread<3 * TILES>(shared, weights, THREADS, [&](int number, int column, int depth) {
         const int to = logical(column), from = logical(number * 16 + depth);
         return (to / 8 * (3 * UNITS / 8) + from / 8) * BLOCK + to % 8 * 8 + from % 8;
     });
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gru_by_input(
     extern __shared__ char shared[];
     Element* of_input = (Element*)shared;
     float* sums = (float*)(of_input + WEIGHTS);  // [warp][UNITS]
-    spread_backwards(of_input, weights, THREADS);
+    spread_backwards(of_input, weights);
     for (int i = threadIdx.x; i < WARPS * UNITS; i += THREADS) sums[i] = 0.0f;
     show_to_products();
     __syncthreads();

@@ -51,7 +51,7 @@ class JointRollouts:
 
 def join_rollouts(algorithms: Sequence[Sequence[Algorithm]]) -> JointRollouts | None:
     """What plays for several runs, by the algorithms of each; None if they do not learn while they play."""
-    found = [one.learns_by for run in algorithms for one in run if hasattr(one, "learns_by")]
+    found = [one.learns_by for run in algorithms for one in run]
     are_joined = len(found) == len(algorithms) > 1 and all(len(run) == 1 for run in algorithms)
     if not are_joined or not all(isinstance(one, FusedQLearner) and one.in_rollouts for one in found):
         return None

@@ -4,18 +4,17 @@
 
 // sum += A B of 16 columns of A, of which `tile` is the warp's, and 8 BLOCKS of B, in shared memory in blocks of 8 x 8.
 //   TRANSPOSED     a row of a block of B is what is summed over, else a column of it
-//   SETS           = instead of +=
 //   along, across  bytes from a block to the next one along what is summed over, and along B's columns
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-template <bool TRANSPOSED, bool SETS = false, int BLOCKS>
+template <bool TRANSPOSED, int BLOCKS>
 __device__ __forceinline__ void add_tile(
     float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
 {
-    add_product<SETS, TRANSPOSED, 0, BLOCKS>(sum, tile, describe(b, along, across), across);
+    add_product<false, TRANSPOSED, 0, BLOCKS>(sum, tile, describe(b, along, across), across);
 }
 #else
 // Not inlined: hundreds of products by shuffles would take the compiler hours.
-template <bool TRANSPOSED, bool SETS = false, int BLOCKS>
+template <bool TRANSPOSED, int BLOCKS>
 __device__ __noinline__ void add_tile(
     float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
 {
@@ -31,9 +30,7 @@ __device__ __noinline__ void add_tile(
                 join(both[half], block[g * 8 + 2 * t], block[g * 8 + 2 * t + 1]);
             }
         }
-        float(&of_block)[4] = sum[i];
-        if (SETS) of_block[0] = of_block[1] = of_block[2] = of_block[3] = 0.0f;
-        multiply(of_block, tile, both[0], both[1]);
+        multiply(sum[i], tile, both[0], both[1]);
     }
 }
 __device__ __forceinline__ void begin_products() {}

@@ -69,7 +69,7 @@ def test_who_learns_is_told_beside_who_plays_where_it_is_another(plays, learns, 
     trainer = trainer_of(a=actor_of(plays, None))
     one = trainer.algorithms["a"]
     one.path, kind = learns, LearnsByKernels if learns == "fused" else Algorithm
-    one.group, one.told = trainer.rollout.groups["a"], MethodType(kind.told, one)
+    one.learns_by, one.group, one.told = one, trainer.rollout.groups["a"], MethodType(kind.told, one)
     assert told_paths(trainer) == [line]
 
 
