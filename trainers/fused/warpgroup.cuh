@@ -16,7 +16,7 @@
 //   across  bytes from a block to the next one along the rows of A, or the columns of B
 __device__ __forceinline__ unsigned long long describe(const void* shared, int along, int across)
 {
-    const unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    const unsigned address = (unsigned)__cvta_generic_to_shared(shared) & 0x3ffff;  // above it, which block of a cluster
     return (unsigned long long)(address >> 4) | (unsigned long long)(along >> 4) << 16 |
            (unsigned long long)(across >> 4) << 32;
 }

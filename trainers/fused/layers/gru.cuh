@@ -16,6 +16,7 @@
 //   IN_PITCH      elements from a row's input in shared memory to the next
 //   HIDDEN_PITCH  elements from a row's state in shared memory to the next
 #pragma once
+#include "cluster.cuh"
 #include "tensor_core.cuh"
 
 constexpr int TILES = UNITS / 16;  // of a state
@@ -114,14 +115,7 @@ __device__ __forceinline__ int first_of_block()
 // Waits for all threads of the cell: what they shared is there.
 __device__ __forceinline__ void meet()
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if constexpr (SPLIT > 1) {
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-        return;
-    }
-#endif
-    __syncthreads();
+    meet_cluster<SPLIT>();
 }
 
 // Writes a place of shared memory, in all blocks of the cell.
@@ -129,12 +123,10 @@ __device__ __forceinline__ void share(Element* place, const Four& four)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if constexpr (SPLIT > 1) {
-        const unsigned own = (unsigned)__cvta_generic_to_shared(place);
         const unsigned long long* words = (const unsigned long long*)&four;
 #pragma unroll
         for (int block = 0; block < SPLIT; ++block) {
-            unsigned there;
-            asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(block));
+            const unsigned there = place_in_block(place, block);
 #pragma unroll
             for (int i = 0; i < (int)sizeof(Four) / 8; ++i) {
                 asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(there + 8 * i), "l"(words[i]) : "memory");
