@@ -1,6 +1,6 @@
 """Plays every shipped env and trains a little on the GPU, for NVIDIA's compute-sanitizer to watch.
 
-for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 1024"; do
+for tool in memcheck racecheck initcheck "synccheck --num-cuda-barriers 4096"; do
     compute-sanitizer --tool $tool --error-exitcode 9 python benchmarks/sanitize.py
 done
 
@@ -99,6 +99,9 @@ RUNS = {
     "dqn_images": ("minatar_breakout_dqn.yaml", replayed(target_update_freq="2")),
     "dqn_layers": ("cartpole_dqn.yaml", replayed(**{"model.fc_dims": "[24, 16, 12]", "model.layer_norm": "all"})),
     "sac": ("pendulum_sac.yaml", replayed(n_step="3")),
+    "sac by warpgroups": (
+        "pendulum_sac.yaml", replayed(batch_size="600", **{"model.fc_dims": "[256, 256]"}),
+    ),
     "td3": ("pendulum_td3.yaml", {**replayed(prioritized="true", policy_delay="1"), "trainer.precision": "bf16"}),
     "sequences": ("memory_len_r2d2.yaml", replayed(
         batch_size="20", replay_ratio="0.03", burn_in="2", length="3", period="4", buffer_size="2000",

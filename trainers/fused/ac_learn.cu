@@ -1,5 +1,5 @@
 // What an update of SAC, TD3 or DDPG makes of a batch's rows, in two launches: `ac_judge` the critics' deltas,
-// `ac_improve`, once they made their step, the policy's. What a gradient is made of (ac_step.cu) goes to memory.
+// `ac_improve`, once they made their step, the policy's. What a gradient is made of (ac_gradient.cu) goes to memory.
 //
 // A block has ROWS rows and all networks go by it, out of the L2 cache, side by side where they need not wait for each
 // other. What limits it is their way into registers.
@@ -95,7 +95,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     clear(shared.seen, sizeof(shared.seen));
     clear(shared.delta, sizeof(shared.delta));
     const int first = blockIdx.x * ROWS;
-    const long long num_rows = (long long)gridDim.x * ROWS;
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -165,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
 
     forward<true, ROW_TILES>(shared.seen, SEEN_PITCH, critics, shared.hidden1, shared.hidden2, take_value);
     for (int critic = 0; critic < NUM_CRITICS; ++critic) {
-        const long long before = critic * num_rows;
+        const long long before = critic * num_rows();
         keep(shared.hidden1 + critic * ROWS * OWN_PITCH1, Critic::WIDTH1, hidden1 + bytes_of(before, Critic::WIDTH1));
         keep(shared.hidden2 + critic * ROWS * OWN_PITCH2, Critic::WIDTH2, hidden2 + bytes_of(before, Critic::WIDTH2));
     }
@@ -187,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     __syncthreads();
     backward<true, ROW_TILES>(shared.delta, critics, shared.hidden1, shared.hidden2);
     for (int critic = 0; critic < NUM_CRITICS; ++critic) {
-        const long long before = critic * num_rows;
+        const long long before = critic * num_rows();
         keep(shared.hidden1 + critic * ROWS * OWN_PITCH1, Critic::WIDTH1, delta1 + bytes_of(before, Critic::WIDTH1));
         keep(shared.hidden2 + critic * ROWS * OWN_PITCH2, Critic::WIDTH2, delta2 + bytes_of(before, Critic::WIDTH2));
         keep(shared.delta + critic * ROWS * CRITIC_PITCH_OUT, 1, delta_out + bytes_of(before, 1));

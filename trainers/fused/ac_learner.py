@@ -1,5 +1,5 @@
-"""Updates of SAC, TD3 and DDPG by fused kernels: rows through all networks (ac_learn.cu), gradients and steps
-(ac_step.cu)."""
+"""Updates of SAC, TD3 and DDPG by fused kernels: rows through all networks (ac_learn.cu), gradients (ac_gradient.cu,
+ac_gradient_by_groups.cu) and steps (ac_step.cu)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainers.acting.actor import Call
-from trainers.fused.ac_shape import SIDE, ACShape, plan_ac
+from trainers.fused.ac_shape import ACShape, plan_ac
 from trainers.fused.of_replay import ByKernels, Drawn, find_learner, join_memory
 from trainers.fused.packed import KERNELS, bytes_of, elements_of
 from trainers.fused.shape import to_tiles
+from trainers.fused.source import in_clusters
 from trainers.learning.adam_kernels import AdamMemory
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
@@ -40,19 +41,32 @@ def find_ac_learner(learner: ActorAndCritics) -> ActorAndCritics | FusedACLearne
 
 def compile_kernels(
     learner: OffPolicy, shape: ACShape, file: str, constants: Mapping[str, Constant]
-) -> tuple[FunctionManager, FunctionManager]:
-    """Those that go by rows, of a file with `constants` of its own, and those of ac_step.cu."""
+) -> tuple[FunctionManager, FunctionManager, FunctionManager]:
+    """Those that go by rows, of a file with `constants` of its own; who makes gradients; those of ac_step.cu."""
     config = learner.config
     shared = {**shape.constants(), "IS_TANH": config.model.activates == "tanh"}
-    by_rows = {"THREADS": shape.threads, "SHARED_BYTES": shape.shared_bytes, "ROWS": shape.rows, "BATCH": shape.batch}
-    of_step = {
-        "THREADS": shape.step_threads, "SHARED_BYTES": shape.step_shared_bytes, "PARTS": shape.parts,
-        "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0, "TAU": float(config.tau),
+    by_rows = {
+        "THREADS": shape.threads, "SHARED_BYTES": shape.shared_bytes, "ROWS": shape.rows, "BATCH": shape.batch,
+        "IN_BLOCKS": shape.by_groups,
     }  # fmt: skip
-    backend = learner.group.rollout.env.backend
+    of_gradient = {
+        "FULL_PRECISION": shape.element_bytes == 4, "THREADS": shape.step_threads, "PARTS": shape.parts,
+        "SHARED_BYTES": shape.step_shared_bytes,
+    }  # fmt: skip
+    of_step = {
+        "THREADS": shape.step_threads, "TAU": float(config.tau),
+        "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
+    }  # fmt: skip
+    compiled = partial(FunctionManager, None, backend=learner.group.rollout.env.backend)
+    rows, steps = KERNELS / file, KERNELS / "ac_step.cu"
+    gradients = {"source": KERNELS / "ac_gradient.cu"}
+    if shape.by_groups:
+        text = in_clusters((KERNELS / "ac_gradient_by_groups.cu").read_text(), shape.parts)
+        gradients = {"source": text, "include_folders": [KERNELS], "name": "<fused ac_gradient_by_groups>"}
     return (
-        FunctionManager(None, KERNELS / file, {**shared, **by_rows, **constants}, backend=backend),
-        FunctionManager(None, KERNELS / "ac_step.cu", {**shared, **of_step}, backend=backend),
+        compiled(rows, {**shared, **by_rows, **constants}),
+        compiled(constants=of_gradient, **gradients),
+        compiled(steps, {**shared, **of_step}),
     )
 
 
@@ -64,14 +78,16 @@ class Learned:
         layers: (outputs, inputs) of each network's.
         seen: [rows, width] elements, what the first layers are given.
         number: of the networks.
-        steps: a FunctionManager of ac_step.cu.
+        gradients: a FunctionManager of who makes them.
+        steps: one of ac_step.cu.
     """
 
     def __init__(
         self, optimizer: SafeAdam, layers: Sequence[tuple[int, int]], seen: torch.Tensor, number: int, shape: ACShape,
-        steps: FunctionManager,
+        gradients: FunctionManager, steps: FunctionManager,
     ) -> None:  # fmt: skip
-        self.optimizer, self.layers, self.shape, self._steps = optimizer, layers, shape, steps
+        self.optimizer, self.layers, self.shape = optimizer, layers, shape
+        self._gradients, self._steps = gradients, steps
         self._new = partial(torch.zeros, device=seen.device)
 
         def rows(width: int) -> torch.Tensor:
@@ -86,7 +102,7 @@ class Learned:
         self.sums = self._new(shape.num_blocks, NUM_SUMS)
         """Figures of ac_learn.cu's blocks."""
         self._gradient, self._tasks = torch.zeros_like(self.adam.average), torch.tensor(list(self._tiles()))
-        self._squares = self._new(len(self._tasks))
+        self._squares = self._new(len(self._tasks), shape.parts if shape.by_groups else 1)
 
     def hidden_rows(self) -> dict[str, torch.Tensor]:
         """Bytes of what hidden layers give; of one that is not there, of another's."""
@@ -99,12 +115,14 @@ class Learned:
 
     def prepare_gradient(self, halted: torch.Tensor, first_name: torch.Tensor) -> Call:
         shape, number = self.shape, len(self._tasks)
-        parts = self._new(number * shape.parts * shape.sums_of_block if shape.parts > 1 else 1)
-        call = self._steps.prepare(
-            "ac_gradient", LaunchShape(number * shape.parts, (shape.step_threads, 1), shape.step_shared_bytes),
-            tasks=self._tasks.flatten().to(self.addresses.device), num_rows=shape.num_rows, parts=parts,
-            arrivals=self._new(number, dtype=torch.uint32), gradient=self._gradient, squares=self._squares,
-            halted=halted, first_name=first_name,
+        launched = LaunchShape(number * shape.parts, (shape.step_threads, 1), shape.step_shared_bytes)
+        sums = {}
+        if not shape.by_groups:
+            sums["parts"] = self._new(number * shape.parts * shape.sums_of_block if shape.parts > 1 else 1)
+            sums["arrivals"] = self._new(number, dtype=torch.uint32)
+        call = self._gradients.prepare(
+            "ac_gradient", launched, tasks=self._tasks.flatten().to(self.addresses.device), num_rows=shape.num_rows,
+            gradient=self._gradient, squares=self._squares, halted=halted, first_name=first_name, **sums,
         )  # fmt: skip
 
         def launch(_: Learned = self) -> None:  # keeps the memory whose addresses are in the tasks
@@ -115,7 +133,7 @@ class Learned:
     def prepare_step(self, kernel: str, **given: object) -> Call:
         return self._steps.prepare(
             kernel, self.by_numbers(), addresses=self.addresses, gradient=self._gradient, squares=self._squares,
-            num_tiles=len(self._tasks), average=self.adam.average, square=self.adam.square,
+            num_tiles=self._squares.numel(), average=self.adam.average, square=self.adam.square,
             adam_steps=self.adam.steps, num_tensors=len(self.adam.steps), default_name=self.optimizer.first,
             sums=self.sums, num_blocks=self.shape.num_blocks, **given,
         )  # fmt: skip
@@ -126,13 +144,14 @@ class Learned:
         return LaunchShape(-(-len(self.adam.average) // threads), (threads, 1))
 
     def _tiles(self) -> Iterator[tuple[int, ...]]:
-        """Tasks of ac_step.cu."""
+        """Tasks of ac_gradient.cu."""
         weights, name = 0, self.optimizer.first
         for network in range(len(self.delta[0])):
             for given, delta, (out, in_) in zip(self.given, self.delta, self.layers, strict=True):
                 biases = weights + out * in_
-                for first_out in range(0, out, SIDE):
-                    for first_in in range(0, in_, SIDE):
+                outs, ins = self.shape.tile
+                for first_out in range(0, out, outs):
+                    for first_in in range(0, in_, ins):
                         places = delta[network].data_ptr(), given[network].data_ptr()
                         sizes = out, in_, delta.shape[2], given.shape[2]
                         yield (*places, *sizes, first_out, first_in, weights, biases, name)
@@ -140,8 +159,8 @@ class Learned:
 
 
 class ByRows(ByKernels):
-    """Makes an algorithm's updates by kernels that go by rows, and by those of ac_step.cu. The optimisers' memory and
-    target networks become views of one piece of memory each.
+    """Makes an algorithm's updates by kernels that go by rows, and by those that learn from what they kept of them. The
+    optimisers' memory and target networks become views of one piece of memory each.
 
     Args:
         learner: its networks, table and optimisers are there.
@@ -152,7 +171,7 @@ class ByRows(ByKernels):
     def __init__(self, learner: OffPolicy, shape: ACShape, file: str, constants: Mapping[str, Constant]) -> None:
         self.learner, self.shape = learner, shape
         self._new = new = partial(torch.zeros, device=learner.device)
-        self._rows, self._step = compile_kernels(learner, shape, file, constants)
+        self._rows, self._gradients, self._step = compile_kernels(learner, shape, file, constants)
         self._drawn = Drawn(learner, shape.num_features, shape.is_plain)
         self._seen = new(1, shape.num_rows, to_tiles(shape.critic[0][1]), dtype=elements_of(shape.element_bytes))
         self._error, self._nothing = new(shape.batch), new(1)
@@ -190,8 +209,9 @@ class FusedACLearner(ByRows):
         constants["LOG_STD_INIT"] = learner.config.model.log_std_init
         super().__init__(learner, shape, "ac_learn.cu", constants)
         self._of_critics, self._of_policy = self._new(len(OF_CRITICS)), self._new(len(OF_POLICY))
-        self.actor = Learned(learner.optimizer, shape.actor, self._seen, 1, shape, self._step)
-        self.critics = Learned(learner.critic_optimizer, shape.critic, self._seen, shape.num_critics, shape, self._step)
+        compiled = shape, self._gradients, self._step
+        self.actor = Learned(learner.optimizer, shape.actor, self._seen, 1, *compiled)
+        self.critics = Learned(learner.critic_optimizer, shape.critic, self._seen, shape.num_critics, *compiled)
         self._target = join_memory(list(learner.target_critics.parameters()))
         followed = self._nothing if shape.samples else join_memory(list(learner.target.parameters()))
         more = {"actor_addresses": self.actor.addresses, "actor_target": followed}

@@ -1,8 +1,10 @@
-// A block's rows of a batch, and what of them goes to memory for what follows (ac_step.cu).
+// A block's rows of a batch, and what of them goes to memory for their gradients (ac_gradient.cu).
 //
 // Constants, besides those of ac_networks.cuh:
-//   BATCH  rows that are there; arrays of elements hold as many as all blocks have
-//   ROWS   of a block
+//   BATCH      rows that are there; arrays of elements hold as many as all blocks have
+//   ROWS       of a block
+//   IN_BLOCKS  whether they go there as warpgroups multiply them: each 64 rows in panels of 64 columns, or what is left of
+//              them, and these in blocks of 8 x 8, [row / 8][column / 8][row][column]
 #pragma once
 #include "ac_networks.cuh"
 
@@ -16,25 +18,46 @@ __device__ __forceinline__ float number_of(const float* weight, float* of_warp)
     return fmaxf(over_block(sum, of_warp), 1.0f);
 }
 
-// Rows of a layer go to memory: [row, padded(width)].
+// Rows that arrays of elements have room for.
+__device__ __forceinline__ long long num_rows()
+{
+    const long long rows = (long long)gridDim.x * ROWS;
+    return IN_BLOCKS ? (rows + 63) / 64 * 64 : rows;
+}
+
+// Calls each(place, piece) for what the block's rows of a layer have, 16 bytes a piece: in shared memory and in global,
+// where it is the piece of that number. Neighbours among threads have neighbours there.
+template <typename Each>
+__device__ __forceinline__ void for_each_piece(int width, Each each)
+{
+    constexpr int PIECE = 16 / (int)sizeof(Element), OF_BLOCK = 8 / PIECE;  // of a row of it
+    const int pieces = padded(width) / PIECE, blocks = padded(width) / 8;
+    const long long first = (long long)blockIdx.x * ROWS;
+    for (int i = threadIdx.x; i < ROWS * pieces; i += THREADS) {
+        if (!IN_BLOCKS) {
+            each(i / pieces * pitch_of(width) + i % pieces * PIECE, first * pieces + i);
+            continue;
+        }
+        const int within = i % (8 * OF_BLOCK), block = i / (8 * OF_BLOCK);
+        const int row = block / blocks * 8 + within / OF_BLOCK, column = block % blocks;
+        const int panel = column / 8, of_panel = min(8, blocks - 8 * panel);
+        const int row_in_stage = (int)((first + row) % 64);
+        const int place = panel * 64 + row_in_stage / 8 * of_panel + column % 8;  // a block, among those of 64 rows
+        each(row * pitch_of(width) + column * 8 + within % OF_BLOCK * PIECE,
+             (first + row) / 64 * 64 * pieces + place * 8 * OF_BLOCK + within);
+    }
+}
+// Rows of a layer go to memory: [row, padded(width)]; or IN_BLOCKS.
 __device__ __forceinline__ void keep(const Element* rows, int width, unsigned char* memory)
 {
-    constexpr int PIECE = 16 / (int)sizeof(Element);
-    const int pieces = padded(width) / PIECE;
-    Bytes16* place = (Bytes16*)memory + (long long)blockIdx.x * ROWS * pieces;
-    for (int i = threadIdx.x; i < ROWS * pieces; i += THREADS) {
-        place[i] = *(const Bytes16*)(rows + i / pieces * pitch_of(width) + i % pieces * PIECE);
-    }
+    for_each_piece(width, [&](int place, long long piece) { ((Bytes16*)memory)[piece] = *(const Bytes16*)(rows + place); });
 }
 // And back, on their way until `wait_for_copies`.
 __device__ __forceinline__ void start_fetch(const unsigned char* memory, int width, Element* rows)
 {
-    constexpr int PIECE = 16 / (int)sizeof(Element);
-    const int pieces = padded(width) / PIECE;
-    const Bytes16* place = (const Bytes16*)memory + (long long)blockIdx.x * ROWS * pieces;
-    for (int i = threadIdx.x; i < ROWS * pieces; i += THREADS) {
-        start_copy((Bytes16*)(rows + i / pieces * pitch_of(width) + i % pieces * PIECE), place + i);
-    }
+    for_each_piece(width, [&](int place, long long piece) {
+        start_copy((Bytes16*)(rows + place), (const Bytes16*)memory + piece);
+    });
 }
 __device__ __forceinline__ long long bytes_of(long long rows, int width)
 {

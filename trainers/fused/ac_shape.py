@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 PADDING = 8
 """Elements that a row in shared memory is longer than whole tiles."""
 THREADS, STEP_THREADS = 512, 256
-"""Of a block of ac_learn.cu; of ac_step.cu."""
+"""Of a block of ac_learn.cu; of ac_step.cu and of who makes gradients."""
 SIDE = 64
-"""Parameters of a tile of a gradient, both ways."""
+"""Parameters of a tile of a gradient, both ways; by warpgroups, twice as many outputs."""
 STAGE = 64
 """Rows that a block of ac_gradient has in shared memory at once."""
 ROWS_OF_PART = 256
@@ -30,6 +30,13 @@ MOST_PARTS = 32
 """Of the rows: the last block that is done with a tile adds them up."""
 MOST_ROWS = 64
 """Of a batch, which a block has."""
+FEWEST_ROWS_BY_GROUPS = 512
+"""Of a batch, whose gradient is worth warpgroups."""
+ROWS_OF_STAGE = 64
+"""That a warpgroup brings at once, and that lie together in memory."""
+STAGES = 4
+MOST_PARTS_BY_GROUPS = 8
+"""Blocks that may be one cluster."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class ACShape:
     """Whether actions are drawn, as SAC does; else, as in TD3, the policy says them, and has a target copy."""
     threads: int = THREADS
     step_threads: int = STEP_THREADS
+    by_groups: bool = False
+    """Whether warpgroups make gradients (ac_gradient_by_groups.cu), of rows that are kept as they multiply them."""
 
     @property
     def num_blocks(self) -> int:
@@ -63,7 +72,8 @@ class ACShape:
     @property
     def num_rows(self) -> int:
         """Of arrays of elements: those of all blocks."""
-        return self.num_blocks * self.rows
+        rows = self.num_blocks * self.rows
+        return -(-rows // ROWS_OF_STAGE) * ROWS_OF_STAGE if self.by_groups else rows
 
     @property
     def num_outputs(self) -> int:
@@ -127,13 +137,22 @@ class ACShape:
         return sum(to_tiles(out) for out, _ in self.actor)
 
     @property
+    def tile(self) -> tuple[int, int]:
+        """Outputs and inputs of a tile of a gradient."""
+        return (2 if self.by_groups else 1) * SIDE, SIDE
+
+    @property
     def step_shared_bytes(self) -> int:
+        """Of who makes gradients."""
+        if self.by_groups:
+            return STAGES * ROWS_OF_STAGE * sum(self.tile) * self.element_bytes + 1024
         return 4 * STAGE * (SIDE + PADDING) * self.element_bytes + 4 * (self.step_threads // 32) + 64
 
     @property
     def num_tiles(self) -> tuple[int, int]:
         """Of the gradients of the policy and of all critics."""
-        of_net = [sum(-(-out // SIDE) * -(-given // SIDE) for out, given in net) for net in (self.actor, self.critic)]
+        outs, ins = self.tile
+        of_net = [sum(-(-out // outs) * -(-given // ins) for out, given in net) for net in (self.actor, self.critic)]
         return of_net[0], self.num_critics * of_net[1]
 
     @property
@@ -149,7 +168,11 @@ class ACShape:
         floats += self.batch * (self.num_outputs + 1)
         floats += 0 if self.is_plain else self.batch * (4 * self.num_features + 1)  # and while they are made
         tiles = sum(self.num_tiles)
-        floats += tiles * (2 + 22) + (tiles * self.parts * self.sums_of_block if self.parts > 1 else 0)
+        floats += tiles * (2 + 22)
+        if self.by_groups:
+            floats += tiles * self.parts
+        elif self.parts > 1:
+            floats += tiles * self.parts * self.sums_of_block
         return self.element_bytes * elements + 4 * floats
 
     @property
@@ -204,12 +227,20 @@ def shape_of(
 
 
 def shared_out(shape: ACShape, limits: Limits) -> ACShape:
-    """With as many rows a block as let all blocks run at once; gradients by enough blocks, in few enough parts."""
+    """With as many rows a block as let all blocks run at once; gradients by enough blocks, in few enough parts, and by
+    warpgroups where they are worth it."""
     while shape.num_blocks > limits.num_multiprocessors and shape.rows < MOST_ROWS:
         larger = replace(shape, rows=2 * shape.rows)
         if larger.shared_bytes > limits.shared_bytes:
             break
         shape = larger
+    by_groups = replace(shape, by_groups=True)
+    keeps_busy = max(by_groups.num_tiles) * MOST_PARTS_BY_GROUPS >= limits.num_multiprocessors
+    if limits.has_warpgroups and shape.element_bytes == 2 and shape.batch >= FEWEST_ROWS_BY_GROUPS and keeps_busy:
+        parts, most = 1, 2 * limits.num_multiprocessors // max(by_groups.num_tiles)
+        while 2 * parts <= min(most, MOST_PARTS_BY_GROUPS):
+            parts *= 2
+        return replace(by_groups, parts=parts)
     most = min(MOST_PARTS, -(-shape.num_rows // ROWS_OF_PART))
     wanted = round(2 * limits.num_multiprocessors / max(shape.num_tiles))
     return replace(shape, parts=max(1, min(most, wanted)))

@@ -7,6 +7,7 @@
 // bank. What is beyond a layer's columns, up to whole tiles of 16, is 0.
 #pragma once
 #include "over_block.cuh"
+#include "pairs.cuh"
 #include "tensor_core.cuh"
 
 __device__ constexpr int padded(int columns)
@@ -47,19 +48,6 @@ __device__ __forceinline__ Pair through_activation(float low, float high, Pair g
     if (!IS_TANH) return where_positive(packed(low, high), given);
     const FloatPair y = unpack(given);
     return packed(low * (1.0f - y.low * y.low), high * (1.0f - y.high * y.high));
-}
-
-// Where a lane has two neighbouring sums of a tile: i of 4, the first two of row g, the others of row g + 8.
-template <typename Take>
-__device__ __forceinline__ void for_each_pair(const float (&sum)[2][4], Take take)
-{
-    const int g = lane_index() >> 2;
-    const int t = lane_index() & 3;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float* two = &sum[i & 1][i & 2];
-        take(g + (i >> 1) * 8, (i & 1) * 8 + 2 * t, two[0], two[1]);
-    }
 }
 
 // What Adam steps along, x / (sqrt(y) c + 1e-5), as exact as the elements are.

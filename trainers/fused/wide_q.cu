@@ -1,5 +1,5 @@
 // What an update of a Q-network makes of a batch's rows, where its weights have no room in a block (see q_learn.cu): what
-// its gradient is made of goes to memory, for ac_step.cu.
+// its gradient is made of goes to memory, for ac_gradient.cu.
 //
 // A block has ROWS rows, and both networks go by it, out of the L2 cache.
 //

@@ -1,5 +1,5 @@
-"""Q-learning by fused kernels where a network has no room in a block: an update is three launches (wide_q.cu and
-ac_step.cu)."""
+"""Q-learning by fused kernels where a network has no room in a block: an update is three launches (wide_q.cu,
+ac_gradient.cu and ac_step.cu)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class WideQLearner(ByRows):
         new, drawn, stepped = self._new, self._drawn, self._stepped
         mask = new(1, dtype=torch.bool) if batch.next_mask is None else batch.next_mask
         self._figures = new(len(OF_CRITICS))
-        learned = self.learned = Learned(learner.optimizer, shape.critic, self._seen, 1, shape, self._step)
+        compiled = shape, self._gradients, self._step
+        learned = self.learned = Learned(learner.optimizer, shape.critic, self._seen, 1, *compiled)
         target = join_memory(list(learner.target.parameters()))
         nobody = {"actor_target": self._nothing, "actor_addresses": new(1, dtype=torch.int64)}
         self.prepare_targets(learned, target=target, **nobody)

@@ -40,15 +40,17 @@ def make_trainer(folder, device: str, **policy) -> Trainer:
     return Trainer(make_config(folder, device, **policy))
 
 
-def learn_by_kernel(trainer: Trainer, rows: int = 16, parts: int = 1, element_bytes: int = 4) -> None:
+def learn_by_kernel(
+    trainer: Trainer, rows: int = 16, parts: int = 1, element_bytes: int = 4, by_groups: bool = False
+) -> None:
     algorithm = trainer.algorithms["agent"]
     model = algorithm.config.model
     widths = tuple(model.fc_dims), tuple(model.critic_fc_dims or model.fc_dims)
     batch = algorithm.config.batch_size
     sizes = algorithm.config.num_critics, batch, rows, parts, element_bytes, True, algorithm.config.DRAWS_ACTIONS
     kind = FusedSAC if algorithm.config.DRAWS_ACTIONS else FusedTD3
-    threads = (128, 128) if batch == BATCH else (THREADS, STEP_THREADS)
-    shape = ACShape(3, 1, *widths, *sizes, threads=threads[0], step_threads=threads[1])
+    threads = (128, STEP_THREADS if by_groups else 128) if batch <= 70 else (THREADS, STEP_THREADS)
+    shape = ACShape(3, 1, *widths, *sizes, threads=threads[0], step_threads=threads[1], by_groups=by_groups)
     algorithm.learns_by = kind(algorithm, replace(shape, is_plain=not algorithm.config.normalize_observation))
     trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
 
@@ -69,6 +71,9 @@ SWITCHES = {
     "224 rows by three blocks a tile, two stages each": {
         "batch_size": 200, "buffer_size": 300, "fc_dims": (100, 70), "critic_fc_dims": [36],
     },
+    "gradients by warpgroups": {
+        "batch_size": 70, "buffer_size": 100, "fc_dims": (20, 70), "critic_fc_dims": [132], "num_critics": 1,
+    },
     "TD3, 208 rows by one, four stages": {
         "algorithm": "TD3", "batch_size": 200, "buffer_size": 300, "num_critics": 3, "fc_dims": (20, 90),
     },
@@ -78,9 +83,12 @@ SWITCHES = {
 @pytest.mark.parametrize("case", SWITCHES)
 def test_updates_are_those_of_torch(case, tmp_path, device):
     switches, number = SWITCHES[case], list(SWITCHES).index(case)
-    rows, parts = [(16, 1), (32, 3)][number % 2]
+    by_groups = case.endswith("by warpgroups")
+    if by_groups and device != "cpu":
+        pytest.skip("warpgroups multiply no floats")
+    rows, parts = [(16, 1), (32, 3)][number % 2] if not by_groups else (16, 1)
     by_torch, by_kernel = (make_trainer(tmp_path / name, device, **switches) for name in ("torch", "kernel"))
-    learn_by_kernel(by_kernel, rows, parts)
+    learn_by_kernel(by_kernel, rows, parts, by_groups=by_groups)
     is_large = "batch_size" in switches  # a CPU takes long
     for _ in range(4 if is_large else 5):
         theirs, ours = by_torch.iterate()["agent"], by_kernel.iterate()["agent"]
@@ -175,22 +183,53 @@ def test_a_run_by_the_kernels_resumes_bit_for_bit(case, tmp_path, device, monkey
     assert all(torch.equal(ours[name], theirs[name]) for name in ours) and len(ours) > 40
 
 
+def compare_steps(one: Trainer, other: Trainer) -> None:
+    """After as many iterations, of nearly the same steps of each optimiser along nearly the same way."""
+    ours, theirs = ([trainer.iterate()["agent"] for _ in range(3)][-1] for trainer in (one, other))
+    for name in ("critic_loss", "actor_loss", "entropy", "q_mean", "critic_grad_norm"):
+        if name in ours:
+            assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=0.02, abs=0.02), name
+    for optimizer in ("critic_optimizer", "optimizer"):
+        memories = (getattr(trainer.algorithms["agent"], optimizer).tensors() for trainer in (one, other))
+        found = (
+            torch.cat([part.flatten() for name, part in memory.items() if name.endswith("exp_avg")])
+            for memory in memories
+        )
+        assert torch.cosine_similarity(*found, dim=0) > 0.999, optimizer
+
+
 def test_bf16_learns_about_what_full_float_does(tmp_path, device):
-    """A step of each optimiser, along nearly the same way."""
     full, half = (make_trainer(tmp_path / name, device, replay_ratio=0.125) for name in ("full", "half"))
     for trainer, element_bytes in ((full, 4), (half, 2)):
         learn_by_kernel(trainer, element_bytes=element_bytes)
-    figures = [[(one.iterate(), one.iterate(), one.iterate())[2]["agent"] for one in (full, half)]]
-    (exact, near), = figures
-    for name in ("critic_loss", "actor_loss", "entropy", "q_mean"):
-        assert float(near[name]) == pytest.approx(float(exact[name]), rel=0.02, abs=0.02), name
-    for optimizer in ("critic_optimizer", "optimizer"):
-        ours, theirs = (
-            torch.cat([one.flatten() for name, one in getattr(trainer.algorithms["agent"], optimizer).tensors().items()
-                       if name.endswith("exp_avg")])
-            for trainer in (half, full)
-        )  # fmt: skip
-        assert torch.cosine_similarity(ours, theirs, dim=0) > 0.999, optimizer
+    compare_steps(half, full)
+
+
+OF_GROUPS = {
+    "two critics": {"fc_dims": (256, 256)},
+    "three, one layer, tanh": {"num_critics": 3, "fc_dims": (64,), "critic_fc_dims": [150], "activation": "tanh"},
+    "other widths": {"fc_dims": (70, 128), "critic_fc_dims": [260, 20], "prioritized": True},
+    "TD3": {"algorithm": "TD3", "fc_dims": (128, 256), "policy_delay": 1},
+    "DDPG": {"algorithm": "DDPG", "fc_dims": (256,), "critic_fc_dims": [128, 128]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(100, 1), (200, 2), (1000, 8)])
+@pytest.mark.parametrize("case", OF_GROUPS)
+def test_warpgroups_make_about_the_gradients_of_warps(case, batch, parts, tmp_path, device):
+    """A cluster a tile; the same bits again."""
+    if device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no warpgroups here")
+    sizes = {"batch_size": batch, "buffer_size": 2 * batch, "replay_ratio": 0.125, "learning_starts": 0}
+    found = [make_trainer(tmp_path / str(number), device, **{**OF_GROUPS[case], **sizes}) for number in range(3)]
+    learn_by_kernel(found[0], element_bytes=2)
+    for trainer in found[1:]:
+        learn_by_kernel(trainer, 16, parts, element_bytes=2, by_groups=True)
+    compare_steps(found[1], found[0])
+    for _ in range(3):
+        found[2].iterate()
+    ours, theirs = (learned(trainer.algorithms["agent"]) for trainer in found[1:])
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 H100 = replace(LARGE_GPU, has_warpgroups=True)
@@ -200,8 +239,9 @@ H100 = replace(LARGE_GPU, has_warpgroups=True)
     ("batch", "fc_dims", "limits", "rows", "parts"),
     [
         (256, (256, 256), H100, 16, 1),  # 16 blocks; a gradient of 256 rows is not worth a part
-        (4096, (256, 256), H100, 32, 6),  # 48 tiles for 264 blocks; 256 blocks of 16 rows are more than multiprocessors
-        (65536, (256, 256), H100, 64, 6),
+        (4096, (256, 256), H100, 32, 8),  # 256 blocks of 16 rows are more than multiprocessors; 28 tiles for 264
+        (4096, (256, 256), replace(H100, has_warpgroups=False), 32, 6),  # 48 smaller tiles for 264 blocks
+        (65536, (256, 256), H100, 64, 8),
         (65536, (256, 256), Limits((8, 6), 99 << 10, 84), 16, 4),  # what fits its shared memory
         (40, (64,), H100, 16, 1),
     ],
@@ -210,6 +250,7 @@ def test_a_batch_is_shared_by_as_many_blocks_as_there_are(batch, fc_dims, limits
     spec = spec_of(load_env("pendulum"), "shared")
     shape = plan_ac(SACConfig(batch_size=batch, model=ModelConfig(fc_dims=fc_dims)), spec, limits, "bf16")
     assert (shape.rows, shape.parts) == (rows, parts)
+    assert shape.by_groups == (limits is H100 and batch > 256)
     assert max(shape.shared_bytes, shape.step_shared_bytes) <= limits.shared_bytes
 
 
@@ -231,13 +272,15 @@ def test_what_the_kernels_cannot_do_is_told(env, changed, words, monkeypatch):
     assert plan_ac(SACConfig(), spec, CPU, "bf16") == "on a CPU torch is faster than the fused kernels"
 
 
-@pytest.mark.parametrize(("arch", "algorithm"), [("sm_90a", "SAC"), ("sm_80", "SAC"), ("sm_90a", "TD3")])
-def test_they_compile_for_gpus(tmp_path, arch, algorithm):
+@pytest.mark.parametrize(
+    ("arch", "algorithm", "by_groups"), [("sm_90a", "SAC", True), ("sm_80", "SAC", False), ("sm_90a", "TD3", False)]
+)
+def test_they_compile_for_gpus(tmp_path, arch, algorithm, by_groups):
     if shutil.which("nvcc") is None:
         pytest.skip("there is no nvcc here")
     trainer, draws = make_trainer(tmp_path, "cpu", algorithm=algorithm), algorithm == "SAC"
     trainer.env.backend = backend = CompileOnlyBackend("auto", arch)
-    shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, samples=draws)
+    shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, samples=draws, by_groups=by_groups)
     (FusedSAC if draws else FusedTD3)(trainer.algorithms["agent"], shape)
     group = trainer.rollout.groups["agent"]
     group.actor.stage = replace(group.actor.stage, limits=H100, precision="bf16")
