@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from adapter_cases import MANY_SPACES, NUM_ENVS, SOCCER
-from tensordict import TensorDict
-from torchrl.envs import EnvBase
 
 from warpdrive.adapters.gymnasium_env import GymnasiumEnv
 from warpdrive.adapters.gymnasium_vector import GymnasiumVectorEnv
@@ -17,6 +15,13 @@ from warpdrive.adapters.stable_baselines3 import vec_env
 from warpdrive.adapters.torchrl import torchrl_env
 from warpdrive.distribution import pip_install
 from warpdrive.errors import BackendError, ConfigError, EnvError
+
+pytest.importorskip("pettingzoo", reason="needs pettingzoo, an extra of the tests", exc_type=ImportError)
+pytest.importorskip("stable_baselines3", reason="needs stable_baselines3, an extra of the tests", exc_type=ImportError)
+pytest.importorskip("torchrl", reason="needs torchrl, an extra of the tests", exc_type=ImportError)
+
+from tensordict import TensorDict
+from torchrl.envs import EnvBase
 
 MAKERS = {
     "gymnasium": GymnasiumEnv,

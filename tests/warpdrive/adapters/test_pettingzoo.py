@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from adapter_cases import CLIMBERS, MANY_SPACES, ONE_ENV, actions_inside, name_of
 from gymnasium import spaces
-from pettingzoo import ParallelEnv
-from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from warpdrive.adapters.pettingzoo import parallel_env
 from warpdrive.env_wrapper import EnvWrapper
 from warpdrive.errors import EnvError
+
+pytest.importorskip("pettingzoo", reason="needs pettingzoo, an extra of the tests", exc_type=ImportError)
+
+from pettingzoo import ParallelEnv
+from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 
 @pytest.mark.parametrize("name", [*ONE_ENV, MANY_SPACES, CLIMBERS], ids=name_of)

@@ -3,11 +3,14 @@ import pytest
 import torch
 from adapter_cases import CLIMBERS, MANY_SPACES, NUM_ENVS, SMALL_TAG, fall_over
 from gymnasium import spaces
-from stable_baselines3 import A2C, PPO
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
 from warpdrive.adapters.stable_baselines3 import vec_env
 from warpdrive.errors import EnvError
+
+pytest.importorskip("stable_baselines3", reason="needs stable_baselines3, an extra of the tests", exc_type=ImportError)
+
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
 SHORT = {"episode_length": 15}
 

@@ -4,13 +4,16 @@ import warnings
 import pytest
 import torch
 from adapter_cases import CLIMBERS, MANY_ENVS, MANY_SPACES, NUM_ENVS, NUM_STEPS, SOCCER, actions_inside, name_of, played
-from torchrl.collectors import Collector
-from torchrl.envs import EnvBase
-from torchrl.envs.utils import check_env_specs
 
 from warpdrive.adapters.torchrl import torchrl_env
 from warpdrive.errors import EnvError
 from warpdrive.layout import FINAL, Place
+
+pytest.importorskip("torchrl", reason="needs torchrl, an extra of the tests", exc_type=ImportError)
+
+from torchrl.collectors import Collector
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import check_env_specs
 
 SHORT = {"episode_length": 15}
 
