@@ -1,5 +1,5 @@
-// The kernel ac_gradient of ac_gradient.cu by whole warpgroups, of rows that were kept IN_BLOCKS (ac_rows.cuh): 64 of them
-// come at once. Elsewhere than on an sm_90a warps multiply alone.
+// The kernel ac_gradient of ac_gradient.cu by whole warpgroups, of rows that were kept IN_BLOCKS (ac_rows.cuh): 64 come
+// at once. Elsewhere than on an sm_90a warps multiply alone.
 //
 // Constants:
 //   FULL_PRECISION  of elements
@@ -102,11 +102,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ac_gradient(
     const int num_stages = all_stages * (part + 1) / PARTS - first;
     const int num_out = min(OUTS, (int)(task.out - task.first_out)), num_in = min(INS, (int)(task.in - task.first_in));
     const int out_columns = (num_out + 15) / 16 * 16, in_columns = (num_in + 15) / 16 * 16;  // that are there
-    if (threadIdx.x < STAGES) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-        prepare_arrival(shared.arrivals + threadIdx.x);
+    for (int i = 0; i < STAGES && threadIdx.x == 0; ++i) prepare_arrival(shared.arrivals + i);
 #endif
-    }
     __syncthreads();
     const int of_delta = STAGE * out_columns, of_given = STAGE * in_columns;  // elements of a stage
     const Element* delta = (const Element*)task.delta + (first * task.out_width + task.first_out) * STAGE;

@@ -2,7 +2,7 @@
 // `ac_improve`, once they made their step, the policy's. What a gradient is made of (ac_gradient.cu) goes to memory.
 //
 // A block has ROWS rows and all networks go by it, out of the L2 cache, side by side where they need not wait for each
-// other. What limits it is their way into registers.
+// other. What limits it is their way into registers: blocks of a cluster have the same rows, and share the critics.
 //
 // Constants, besides those of ac_rows.cuh and ac_numbers.cuh:
 //   TARGET_NOISE  deviation of what is added to actions in targets, in parts of the Box, if it does not SAMPLE; or 0
@@ -19,7 +19,8 @@ constexpr int PITCH_OUT = pitch_of(Actor::OUTPUTS);
 constexpr int CRITIC_PITCH_OUT = pitch_of(1);
 constexpr int OWN_PITCH1 = pitch_of(Critic::WIDTH1), OWN_PITCH2 = pitch_of(Critic::WIDTH2);  // of critics
 constexpr int NUM_JUDGES = SAMPLES ? NUM_CRITICS : 1;  // critics by the smallest of which a policy learns
-constexpr int AT_ONCE = NUM_CRITICS > 2 ? NUM_CRITICS : 2;  // rows' copies that go through layers: a policy's are two
+constexpr int OWN_JUDGES = SAMPLES ? OWN_CRITICS : 1;    // of a block
+constexpr int AT_ONCE = OWN_CRITICS > 2 ? OWN_CRITICS : 2;  // rows' copies that go through layers: a policy's are two
 
 // A NaN is the smallest, so that it stays.
 __device__ __forceinline__ bool is_less(float x, float than)
@@ -41,16 +42,16 @@ __device__ __forceinline__ int least_of(const float (&q)[NUMBER][ROWS], int row)
 struct alignas(16) JudgeShared {
     Element seen[2 * ROWS * SEEN_PITCH];  // of the rows, then what came after them; behind it what is done
     Element hidden1[AT_ONCE * ROWS * PITCH1], hidden2[AT_ONCE * ROWS * PITCH2];
-    Element delta[NUM_CRITICS * ROWS * CRITIC_PITCH_OUT];
+    Element delta[OWN_CRITICS * ROWS * CRITIC_PITCH_OUT];
     float outputs[2 * ROWS * Actor::OUTPUTS];
-    float value[NUM_CRITICS][ROWS], target[ROWS];
+    float value[NUM_CRITICS][ROWS], of_target[NUM_CRITICS][ROWS], target[ROWS];
     float of_warp[WARPS];
 };
 struct alignas(16) ImproveShared {
     Element seen[ROWS * SEEN_PITCH];
-    Element hidden1[NUM_JUDGES * ROWS * PITCH1], hidden2[NUM_JUDGES * ROWS * PITCH2];
+    Element hidden1[OWN_JUDGES * ROWS * PITCH1], hidden2[OWN_JUDGES * ROWS * PITCH2];
     Element actor_hidden1[ROWS * pitch_of(Actor::WIDTH1)], actor_hidden2[ROWS * pitch_of(Actor::WIDTH2)];
-    Element critic_delta[NUM_JUDGES * ROWS * CRITIC_PITCH_OUT], delta[ROWS * PITCH_OUT];
+    Element critic_delta[OWN_JUDGES * ROWS * CRITIC_PITCH_OUT], delta[ROWS * PITCH_OUT];
     float q[NUM_JUDGES][ROWS], slope[NUM_JUDGES][ROWS * NUM_NUMBERS], outputs[ROWS * Actor::OUTPUTS];
     float log_prob[ROWS], weight[ROWS];
     float of_warp[WARPS];
@@ -88,13 +89,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     extern __shared__ char memory[];
     JudgeShared& shared = *(JudgeShared*)memory;
     const Element* networks = (const Element*)elements;
-    const Networks<NUM_CRITICS> targets = {
-        networks + target_elements(0), biases + critic_biases(NUM_CRITICS), Critic::ELEMENTS, Critic::BIASES};
-    const Networks<NUM_CRITICS> critics = {
-        networks + critic_elements(0), biases + critic_biases(0), 2 * Critic::ELEMENTS, Critic::BIASES};
+    const int own = first_critic();
+    const Networks<OWN_CRITICS> targets = {
+        networks + target_elements(own), biases + critic_biases(NUM_CRITICS + own), Critic::ELEMENTS, Critic::BIASES};
+    const Networks<OWN_CRITICS> critics = {
+        networks + critic_elements(own), biases + critic_biases(own), 2 * Critic::ELEMENTS, Critic::BIASES};
+    arrive_at_cluster<SPLIT>();
     clear(shared.seen, sizeof(shared.seen));
     clear(shared.delta, sizeof(shared.delta));
-    const int first = blockIdx.x * ROWS;
+    const int first = first_row();
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -117,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
         shared.seen + START * SEEN_PITCH, SEEN_PITCH, networks + (SAMPLES ? 0 : TARGET_POLICY_ELEMENTS),
         biases + (SAMPLES ? 0 : TARGET_POLICY_BIASES), shared.hidden1, shared.hidden2,
         shared.outputs + START * Actor::OUTPUTS);
-    if (SAMPLES) {
+    if (SAMPLES && is_first()) {
         keep(shared.hidden1, Actor::WIDTH1, actor_hidden1);
         keep(shared.hidden2, Actor::WIDTH2, actor_hidden2);
     }
@@ -142,29 +145,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
             narrow(shared.seen[row * SEEN_PITCH + NUM_FEATURES + i], (action[place] - centre[i]) / scale[i]);
         }
         shared.target[row] = SAMPLES ? -alpha * log_prob : 0.0f;
-        for (int i = 0; i < Actor::OUTPUTS && SAMPLES; ++i) {
+        for (int i = 0; i < Actor::OUTPUTS && SAMPLES && is_first(); ++i) {
             outputs[(first + row) * Actor::OUTPUTS + i] = shared.outputs[row * Actor::OUTPUTS + i];
         }
     }
     __syncthreads();
-    keep(shared.seen, SEEN, seen);
+    if (is_first()) keep(shared.seen, SEEN, seen);
 
     // The smallest of the target critics.
-    const auto take_value = [&](int critic, int row, int column, float low, float) {
-        if (column == 0) shared.value[critic][row] = low;
-    };
     forward<true, ROW_TILES>(
-        shared.seen + ROWS * SEEN_PITCH, SEEN_PITCH, targets, shared.hidden1, shared.hidden2, take_value);
+        shared.seen + ROWS * SEEN_PITCH, SEEN_PITCH, targets, shared.hidden1, shared.hidden2,
+        [&](int critic, int row, int column, float low, float) {
+            if (column == 0) shared.of_target[own + critic][row] = low;
+        });
+    wait_for_cluster<SPLIT>();
+    share(shared.of_target);
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
         if (first + row >= BATCH) break;
-        const float least = shared.value[least_of(shared.value, row)][row];
+        const float least = shared.of_target[least_of(shared.of_target, row)][row];
         shared.target[row] = reward[first + row] + discount[first + row] * (least + shared.target[row]);
     }
     __syncthreads();
 
-    forward<true, ROW_TILES>(shared.seen, SEEN_PITCH, critics, shared.hidden1, shared.hidden2, take_value);
-    for (int critic = 0; critic < NUM_CRITICS; ++critic) {
-        const long long before = critic * num_rows();
+    forward<true, ROW_TILES>(
+        shared.seen, SEEN_PITCH, critics, shared.hidden1, shared.hidden2,
+        [&](int critic, int row, int column, float low, float) {
+            if (column == 0) shared.value[own + critic][row] = low;
+        });
+    share(shared.value);
+    for (int critic = 0; critic < OWN_CRITICS; ++critic) {
+        const long long before = (own + critic) * num_rows();
         keep(shared.hidden1 + critic * ROWS * OWN_PITCH1, Critic::WIDTH1, hidden1 + bytes_of(before, Critic::WIDTH1));
         keep(shared.hidden2 + critic * ROWS * OWN_PITCH2, Critic::WIDTH2, hidden2 + bytes_of(before, Critic::WIDTH2));
     }
@@ -178,15 +188,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
             loss += distance * distance * weighs;
             q_sum += shared.value[critic][row] / NUM_CRITICS;
             of_row += fabsf(distance);
-            narrow(shared.delta[(critic * ROWS + row) * CRITIC_PITCH_OUT], 2.0f * distance * weighs / number);
+            if (critic < own || critic >= own + OWN_CRITICS) continue;
+            narrow(shared.delta[((critic - own) * ROWS + row) * CRITIC_PITCH_OUT], 2.0f * distance * weighs / number);
         }
-        error[first + row] = of_row / NUM_CRITICS;
+        if (is_first()) error[first + row] = of_row / NUM_CRITICS;
         error_sum += of_row / NUM_CRITICS;
     }
     __syncthreads();
     backward<true, ROW_TILES>(shared.delta, critics, shared.hidden1, shared.hidden2);
-    for (int critic = 0; critic < NUM_CRITICS; ++critic) {
-        const long long before = critic * num_rows();
+    for (int critic = 0; critic < OWN_CRITICS; ++critic) {
+        const long long before = (own + critic) * num_rows();
         keep(shared.hidden1 + critic * ROWS * OWN_PITCH1, Critic::WIDTH1, delta1 + bytes_of(before, Critic::WIDTH1));
         keep(shared.hidden2 + critic * ROWS * OWN_PITCH2, Critic::WIDTH2, delta2 + bytes_of(before, Critic::WIDTH2));
         keep(shared.delta + critic * ROWS * CRITIC_PITCH_OUT, 1, delta_out + bytes_of(before, 1));
@@ -194,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     loss = over_block(loss, shared.of_warp);
     q_sum = over_block(q_sum, shared.of_warp);
     error_sum = over_block(error_sum, shared.of_warp);
-    if (threadIdx.x > 0) return;
-    float* of_block = sums + blockIdx.x * NUM_SUMS;
+    if (threadIdx.x > 0 || !is_first()) return;
+    float* of_block = sums + first / ROWS * NUM_SUMS;
     of_block[0] = loss / number;
     of_block[1] = q_sum / number;
     of_block[2] = error_sum / number;
@@ -220,10 +231,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     extern __shared__ char memory[];
     ImproveShared& shared = *(ImproveShared*)memory;
     const Element* networks = (const Element*)elements;
-    const Networks<NUM_JUDGES> judges = {
-        networks + critic_elements(0), biases + critic_biases(0), 2 * Critic::ELEMENTS, Critic::BIASES};
+    if (NUM_JUDGES == 1 && !is_first()) return;
+    const int own = first_critic();
+    const Networks<OWN_JUDGES> judges = {
+        networks + critic_elements(own), biases + critic_biases(own), 2 * Critic::ELEMENTS, Critic::BIASES};
     const Networks<1> policy = {networks, biases, 0, 0};
-    if (SAMPLES) {
+    if (NUM_JUDGES > 1) arrive_at_cluster<SPLIT>();
+    if (SAMPLES && is_first()) {
         start_fetch(actor_hidden1, Actor::WIDTH1, shared.actor_hidden1);
         start_fetch(actor_hidden2, Actor::WIDTH2, shared.actor_hidden2);
     }
@@ -231,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     clear(shared.critic_delta, sizeof(shared.critic_delta));
     clear(shared.delta, sizeof(shared.delta));
     for (int row = threadIdx.x; row < ROWS; row += THREADS) shared.log_prob[row] = shared.weight[row] = 0.0f;
-    const int first = blockIdx.x * ROWS;
+    const int first = first_row();
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
@@ -266,28 +280,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     __syncthreads();
     forward<true, ROW_TILES>(
         shared.seen, SEEN_PITCH, judges, shared.hidden1, shared.hidden2,
-        [&](int critic, int row, int column, float low, float) {
-            if (column == 0) shared.q[critic][row] = low;
+        [&](int judge, int row, int column, float low, float) {
+            if (column == 0) shared.q[own + judge][row] = low;
         });
+    if (NUM_JUDGES > 1) {
+        wait_for_cluster<SPLIT>();
+        share(shared.q);
+    }
     // How what the smallest of them says depends on the action.
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
-        narrow(shared.critic_delta[(least_of(shared.q, row) * ROWS + row) * CRITIC_PITCH_OUT], 1.0f);
+        const int least = least_of(shared.q, row) - own;
+        if (least >= 0 && least < OWN_JUDGES) {
+            narrow(shared.critic_delta[(least * ROWS + row) * CRITIC_PITCH_OUT], 1.0f);
+        }
     }
     __syncthreads();
     backward<true, ROW_TILES>(shared.critic_delta, judges, shared.hidden1, shared.hidden2);
     constexpr Layer seen_by = layer_of<true>(0);
-    const Networks<NUM_JUDGES> back = {judges.elements + Critic::ELEMENTS, nullptr, judges.elements_apart, 0};
+    const Networks<OWN_JUDGES> back = {judges.elements + Critic::ELEMENTS, nullptr, judges.elements_apart, 0};
     multiply_rows<ROW_TILES, padded(seen_by.out) / 16>(
         shared.hidden1, ROWS * OWN_PITCH1, OWN_PITCH1, back, NUM_FEATURES / 16, padded(SEEN) / 16,
-        [&](int critic, int row, int column, const float(&sum)[2][4]) {
+        [&](int judge, int row, int column, const float(&sum)[2][4]) {
             for_each_pair(sum, [&](int r, int c, float low, float high) {
                 const int i = column + c - NUM_FEATURES;
-                float* slope = shared.slope[critic] + (row + r) * NUM_NUMBERS + i;
+                float* slope = shared.slope[own + judge] + (row + r) * NUM_NUMBERS + i;
                 if (i >= 0 && i < NUM_NUMBERS) slope[0] = low;
                 if (i + 1 >= 0 && i + 1 < NUM_NUMBERS) slope[1] = high;
             });
         });
     __syncthreads();
+    if (NUM_JUDGES > 1) share(shared.slope);
+    if (!is_first()) return;
 
     // The policy's own deltas.
     float loss = 0.0f, entropy = 0.0f, whole = 0.0f;
@@ -318,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     entropy = over_block(entropy, shared.of_warp);
     whole = over_block(whole, shared.of_warp) > 0.0f ? 1.0f : 0.0f;
     if (threadIdx.x == 0) {
-        float* of_block = sums + blockIdx.x * NUM_SUMS;
+        float* of_block = sums + first / ROWS * NUM_SUMS;
         of_block[0] = loss;
         of_block[1] = entropy;
         of_block[2] = whole;

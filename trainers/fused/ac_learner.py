@@ -47,7 +47,7 @@ def compile_kernels(
     shared = {**shape.constants(), "IS_TANH": config.model.activates == "tanh"}
     by_rows = {
         "THREADS": shape.threads, "SHARED_BYTES": shape.shared_bytes, "ROWS": shape.rows, "BATCH": shape.batch,
-        "IN_BLOCKS": shape.by_groups,
+        "SPLIT": shape.split, "IN_BLOCKS": shape.by_groups,
     }  # fmt: skip
     of_gradient = {
         "FULL_PRECISION": shape.element_bytes == 4, "THREADS": shape.step_threads, "PARTS": shape.parts,
@@ -57,16 +57,17 @@ def compile_kernels(
         "THREADS": shape.step_threads, "TAU": float(config.tau),
         "MAX_NORM": float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
     }  # fmt: skip
-    compiled = partial(FunctionManager, None, backend=learner.group.rollout.env.backend)
-    rows, steps = KERNELS / file, KERNELS / "ac_step.cu"
-    gradients = {"source": KERNELS / "ac_gradient.cu"}
-    if shape.by_groups:
-        text = in_clusters((KERNELS / "ac_gradient_by_groups.cu").read_text(), shape.parts)
-        gradients = {"source": text, "include_folders": [KERNELS], "name": "<fused ac_gradient_by_groups>"}
+    backend = learner.group.rollout.env.backend
+    gradients, clusters = ("ac_gradient_by_groups.cu", shape.parts) if shape.by_groups else ("ac_gradient.cu", 1)
+
+    def compiled(file: str, constants: Mapping[str, Constant], clusters: int = 1) -> FunctionManager:
+        text, named = in_clusters((KERNELS / file).read_text(), clusters), f"<fused {file}>"
+        return FunctionManager(None, text, constants, backend=backend, include_folders=[KERNELS], name=named)
+
     return (
-        compiled(rows, {**shared, **by_rows, **constants}),
-        compiled(constants=of_gradient, **gradients),
-        compiled(steps, {**shared, **of_step}),
+        compiled(file, {**shared, **by_rows, **constants}, shape.split),
+        compiled(gradients, of_gradient, clusters),
+        compiled("ac_step.cu", {**shared, **of_step}),
     )
 
 
@@ -182,7 +183,7 @@ class ByRows(ByKernels):
         guard, name = learner.guard, learner.group.name
         self._flags = {"halted": guard.flag_of(name), "first_name": guard.place_of("gradient", name)}
         self._stepped = {**self._flags, **self._networks, "run_halted": guard.halted, "steps": new(2)}
-        self._by_rows = LaunchShape(shape.num_blocks, (shape.threads, 1), shape.shared_bytes)
+        self._by_rows = LaunchShape(shape.num_blocks * shape.split, (shape.threads, 1), shape.shared_bytes)
 
     def prepare_targets(self, learned: Learned, **targets: torch.Tensor) -> None:
         """What copies networks to where products read them, and lets targets follow."""

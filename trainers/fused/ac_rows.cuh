@@ -3,12 +3,45 @@
 // Constants, besides those of ac_networks.cuh:
 //   BATCH      rows that are there; arrays of elements hold as many as all blocks have
 //   ROWS       of a block
-//   IN_BLOCKS  whether they go there as warpgroups multiply them: each 64 rows in panels of 64 columns, or what is left of
-//              them, and these in blocks of 8 x 8, [row / 8][column / 8][row][column]
+//   SPLIT      blocks of a cluster, which have the same rows, and of NUM_CRITICS as many each; 1: there are no clusters
+//   IN_BLOCKS  whether they go there as warpgroups multiply them: each 64 rows in panels of 64 columns, or what is
+//              left of them, and these in blocks of 8 x 8, [row / 8][column / 8][row][column]
 #pragma once
 #include "ac_networks.cuh"
+#include "cluster.cuh"
 
 constexpr int ROW_TILES = ROWS / 16;
+constexpr int OWN_CRITICS = NUM_CRITICS / SPLIT;  // of a block
+static_assert(NUM_CRITICS % SPLIT == 0 && SPLIT <= 8, "a portable cluster has 8 blocks at most");
+
+__device__ __forceinline__ int first_row()
+{
+    return blockIdx.x / SPLIT * ROWS;
+}
+// The first block of a cluster makes what all its rows need once.
+__device__ __forceinline__ bool is_first()
+{
+    return blockIdx.x % SPLIT == 0;
+}
+__device__ __forceinline__ int first_critic()
+{
+    return blockIdx.x % SPLIT * OWN_CRITICS;
+}
+// What this block found of its own critics goes to all of the cluster, and is there once they meet.
+template <int COUNT>
+__device__ __forceinline__ void share(float (*of_critics)[COUNT])
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const float* own = of_critics[first_critic()];
+    for (int i = threadIdx.x; i < OWN_CRITICS * COUNT && SPLIT > 1; i += THREADS) {
+        for (int block = 0; block < SPLIT; ++block) {
+            const unsigned there = place_in_block(own + i, block);
+            asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(own[i]) : "memory");
+        }
+    }
+#endif
+    if (SPLIT > 1) meet_cluster<SPLIT>();
+}
 
 // The batch's rows that count, at least 1.
 __device__ __forceinline__ float number_of(const float* weight, float* of_warp)
@@ -21,7 +54,7 @@ __device__ __forceinline__ float number_of(const float* weight, float* of_warp)
 // Rows that arrays of elements have room for.
 __device__ __forceinline__ long long num_rows()
 {
-    const long long rows = (long long)gridDim.x * ROWS;
+    const long long rows = (long long)(gridDim.x / SPLIT) * ROWS;
     return IN_BLOCKS ? (rows + 63) / 64 * 64 : rows;
 }
 
@@ -32,7 +65,7 @@ __device__ __forceinline__ void for_each_piece(int width, Each each)
 {
     constexpr int PIECE = 16 / (int)sizeof(Element), OF_BLOCK = 8 / PIECE;  // of a row of it
     const int pieces = padded(width) / PIECE, blocks = padded(width) / 8;
-    const long long first = (long long)blockIdx.x * ROWS;
+    const long long first = first_row();
     for (int i = threadIdx.x; i < ROWS * pieces; i += THREADS) {
         if (!IN_BLOCKS) {
             each(i / pieces * pitch_of(width) + i % pieces * PIECE, first * pieces + i);
@@ -50,7 +83,9 @@ __device__ __forceinline__ void for_each_piece(int width, Each each)
 // Rows of a layer go to memory: [row, padded(width)]; or IN_BLOCKS.
 __device__ __forceinline__ void keep(const Element* rows, int width, unsigned char* memory)
 {
-    for_each_piece(width, [&](int place, long long piece) { ((Bytes16*)memory)[piece] = *(const Bytes16*)(rows + place); });
+    for_each_piece(width, [&](int place, long long piece) {
+        ((Bytes16*)memory)[piece] = *(const Bytes16*)(rows + place);
+    });
 }
 // And back, on their way until `wait_for_copies`.
 __device__ __forceinline__ void start_fetch(const unsigned char* memory, int width, Element* rows)

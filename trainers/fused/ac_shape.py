@@ -35,8 +35,8 @@ FEWEST_ROWS_BY_GROUPS = 512
 ROWS_OF_STAGE = 64
 """That a warpgroup brings at once, and that lie together in memory."""
 STAGES = 4
-MOST_PARTS_BY_GROUPS = 8
-"""Blocks that may be one cluster."""
+CLUSTER = 8
+"""Blocks that may be one."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,14 @@ class ACShape:
     """Whether actions are drawn, as SAC does; else, as in TD3, the policy says them, and has a target copy."""
     threads: int = THREADS
     step_threads: int = STEP_THREADS
+    split: int = 1
+    """Blocks of a cluster, which have the same rows and share the critics."""
     by_groups: bool = False
     """Whether warpgroups make gradients (ac_gradient_by_groups.cu), of rows that are kept as they multiply them."""
 
     @property
     def num_blocks(self) -> int:
+        """That go by rows, or clusters of them."""
         return -(-self.batch // self.rows)
 
     @property
@@ -112,11 +115,12 @@ class ACShape:
         seen, out, value = (
             to_tiles(width) + PADDING for width in (self.num_features + self.num_numbers, self.num_outputs, 1)
         )
-        judges = self.num_critics if self.samples else 1
-        judge = 2 * seen + max(2, self.num_critics) * hidden + self.num_critics * value
-        improve = seen + judges * (hidden + value) + of_actor + out
+        own = self.num_critics // self.split
+        judges, own_judges = (self.num_critics, own) if self.samples else (1, 1)
+        judge = 2 * seen + max(2, own) * hidden + own * value
+        improve = seen + own_judges * (hidden + value) + of_actor + out
         floats = max(
-            2 * self.num_outputs + self.num_critics + 1,
+            2 * self.num_outputs + 2 * self.num_critics + 1,
             judges * (1 + self.num_numbers) + self.num_outputs + 2,
         )
         return rows * (self.element_bytes * max(judge, improve) + 4 * floats) + 4 * (self.threads // 32) + 128
@@ -206,6 +210,10 @@ def plan_ac(
     found = replace(found, is_plain=why_not_plain(config, spec, config.algorithm) is None)
     if num_ranks > 1:
         return f"the kernel of {config.algorithm} is of one GPU"
+    clusters = replace(found, split=found.num_critics)
+    has_clusters = limits.capability is not None and limits.capability >= (9, 0) and clusters.split <= CLUSTER
+    if has_clusters and clusters.num_blocks * clusters.split <= limits.num_multiprocessors:  # which would be idle
+        found = clusters
     if max(found.shared_bytes, found.step_shared_bytes) > limits.shared_bytes:
         return "the networks' layers do not fit the shared memory of a block"
     return shared_out(found, limits)
@@ -235,10 +243,10 @@ def shared_out(shape: ACShape, limits: Limits) -> ACShape:
             break
         shape = larger
     by_groups = replace(shape, by_groups=True)
-    keeps_busy = max(by_groups.num_tiles) * MOST_PARTS_BY_GROUPS >= limits.num_multiprocessors
+    keeps_busy = max(by_groups.num_tiles) * CLUSTER >= limits.num_multiprocessors
     if limits.has_warpgroups and shape.element_bytes == 2 and shape.batch >= FEWEST_ROWS_BY_GROUPS and keeps_busy:
         parts, most = 1, 2 * limits.num_multiprocessors // max(by_groups.num_tiles)
-        while 2 * parts <= min(most, MOST_PARTS_BY_GROUPS):
+        while 2 * parts <= min(most, CLUSTER):
             parts *= 2
         return replace(by_groups, parts=parts)
     most = min(MOST_PARTS, -(-shape.num_rows // ROWS_OF_PART))

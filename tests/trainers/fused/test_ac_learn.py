@@ -41,8 +41,9 @@ def make_trainer(folder, device: str, **policy) -> Trainer:
 
 
 def learn_by_kernel(
-    trainer: Trainer, rows: int = 16, parts: int = 1, element_bytes: int = 4, by_groups: bool = False
-) -> None:
+    trainer: Trainer, rows: int = 16, parts: int = 1, element_bytes: int = 4, by_groups: bool = False,
+    in_clusters: bool = False,
+) -> None:  # fmt: skip
     algorithm = trainer.algorithms["agent"]
     model = algorithm.config.model
     widths = tuple(model.fc_dims), tuple(model.critic_fc_dims or model.fc_dims)
@@ -50,7 +51,9 @@ def learn_by_kernel(
     sizes = algorithm.config.num_critics, batch, rows, parts, element_bytes, True, algorithm.config.DRAWS_ACTIONS
     kind = FusedSAC if algorithm.config.DRAWS_ACTIONS else FusedTD3
     threads = (128, STEP_THREADS if by_groups else 128) if batch <= 70 else (THREADS, STEP_THREADS)
-    shape = ACShape(3, 1, *widths, *sizes, threads=threads[0], step_threads=threads[1], by_groups=by_groups)
+    split = algorithm.config.num_critics if in_clusters else 1
+    threads = {"threads": threads[0], "step_threads": threads[1]}
+    shape = ACShape(3, 1, *widths, *sizes, **threads, split=split, by_groups=by_groups)
     algorithm.learns_by = kind(algorithm, replace(shape, is_plain=not algorithm.config.normalize_observation))
     trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
 
@@ -80,6 +83,10 @@ SWITCHES = {
 }  # fmt: skip
 
 
+def has_clusters(device: str) -> bool:
+    return device != "cpu" and torch.cuda.get_device_capability() >= (9, 0)
+
+
 @pytest.mark.parametrize("case", SWITCHES)
 def test_updates_are_those_of_torch(case, tmp_path, device):
     switches, number = SWITCHES[case], list(SWITCHES).index(case)
@@ -88,7 +95,7 @@ def test_updates_are_those_of_torch(case, tmp_path, device):
         pytest.skip("warpgroups multiply no floats")
     rows, parts = [(16, 1), (32, 3)][number % 2] if not by_groups else (16, 1)
     by_torch, by_kernel = (make_trainer(tmp_path / name, device, **switches) for name in ("torch", "kernel"))
-    learn_by_kernel(by_kernel, rows, parts, by_groups=by_groups)
+    learn_by_kernel(by_kernel, rows, parts, by_groups=by_groups, in_clusters=has_clusters(device))
     is_large = "batch_size" in switches  # a CPU takes long
     for _ in range(4 if is_large else 5):
         theirs, ours = by_torch.iterate()["agent"], by_kernel.iterate()["agent"]
@@ -216,15 +223,15 @@ OF_GROUPS = {
 
 @pytest.mark.parametrize(("batch", "parts"), [(100, 1), (200, 2), (1000, 8)])
 @pytest.mark.parametrize("case", OF_GROUPS)
-def test_warpgroups_make_about_the_gradients_of_warps(case, batch, parts, tmp_path, device):
-    """A cluster a tile; the same bits again."""
+def test_clusters_of_warpgroups_learn_about_what_warps_do(case, batch, parts, tmp_path, device):
+    """A cluster for some rows, a block of it for each critic, and one for a tile of a gradient; the same bits again."""
     if device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("no warpgroups here")
     sizes = {"batch_size": batch, "buffer_size": 2 * batch, "replay_ratio": 0.125, "learning_starts": 0}
     found = [make_trainer(tmp_path / str(number), device, **{**OF_GROUPS[case], **sizes}) for number in range(3)]
     learn_by_kernel(found[0], element_bytes=2)
     for trainer in found[1:]:
-        learn_by_kernel(trainer, 16, parts, element_bytes=2, by_groups=True)
+        learn_by_kernel(trainer, 16, parts, element_bytes=2, by_groups=True, in_clusters=True)
     compare_steps(found[1], found[0])
     for _ in range(3):
         found[2].iterate()
@@ -238,7 +245,8 @@ H100 = replace(LARGE_GPU, has_warpgroups=True)
 @pytest.mark.parametrize(
     ("batch", "fc_dims", "limits", "rows", "parts"),
     [
-        (256, (256, 256), H100, 16, 1),  # 16 blocks; a gradient of 256 rows is not worth a part
+        (256, (256, 256), H100, 16, 1),  # 16 clusters; a gradient of 256 rows is not worth a part
+        (1056, (256, 256), H100, 16, 8),  # 66 clusters of two
         (4096, (256, 256), H100, 32, 8),  # 256 blocks of 16 rows are more than multiprocessors; 28 tiles for 264
         (4096, (256, 256), replace(H100, has_warpgroups=False), 32, 6),  # 48 smaller tiles for 264 blocks
         (65536, (256, 256), H100, 64, 8),
@@ -251,6 +259,7 @@ def test_a_batch_is_shared_by_as_many_blocks_as_there_are(batch, fc_dims, limits
     shape = plan_ac(SACConfig(batch_size=batch, model=ModelConfig(fc_dims=fc_dims)), spec, limits, "bf16")
     assert (shape.rows, shape.parts) == (rows, parts)
     assert shape.by_groups == (limits is H100 and batch > 256)
+    assert shape.split == (2 if batch <= 66 * 16 else 1)
     assert max(shape.shared_bytes, shape.step_shared_bytes) <= limits.shared_bytes
 
 
@@ -280,7 +289,8 @@ def test_they_compile_for_gpus(tmp_path, arch, algorithm, by_groups):
         pytest.skip("there is no nvcc here")
     trainer, draws = make_trainer(tmp_path, "cpu", algorithm=algorithm), algorithm == "SAC"
     trainer.env.backend = backend = CompileOnlyBackend("auto", arch)
-    shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, samples=draws, by_groups=by_groups)
+    on_hopper = {"by_groups": by_groups, "split": 2 if by_groups else 1}
+    shape = ACShape(3, 1, (256, 256), (256, 256), 2, BATCH, 32, 2, 2, samples=draws, **on_hopper)
     (FusedSAC if draws else FusedTD3)(trainer.algorithms["agent"], shape)
     group = trainer.rollout.groups["agent"]
     group.actor.stage = replace(group.actor.stage, limits=H100, precision="bf16")
