@@ -336,6 +336,23 @@ def test_statistics_that_are_no_numbers_stop_the_run_and_are_named(tiny):
         trainer.guard.raise_if_halted(1)
 
 
+@pytest.mark.parametrize("key", ["normalize_observation", "normalize_reward"])
+def test_what_agents_see_and_earn_stops_the_run_likewise(tiny, key):
+    """Numbers of 3e38, whose differences from their mean have squares that are none."""
+    trainer = Trainer(tiny(policy={"shared": {"algorithm": "PPO", key: True}}))
+    trainer.rollout.collect()
+    rollout = trainer.rollout
+    for numbers in rollout.seen().values() if key == "normalize_observation" else [rollout.reward]:
+        numbers.fill_(3e38)
+        numbers[::2] = -3e38
+    norm = getattr(trainer.policies["shared"], key.replace("normalize_", "") + "_norm")
+    before = norm.mean.clone(), norm.variance.clone(), norm.count.clone()
+    trainer.algorithms["shared"].update()
+    assert all(map(torch.equal, (norm.mean, norm.variance, norm.count), before))
+    with pytest.raises(NonFiniteError, match=f"policy 'shared': what {key} takes in became a NaN or an infi"):
+        trainer.guard.raise_if_halted(1)
+
+
 def test_advantages_are_of_values_in_rewards_and_the_critic_learns_its_own_unit(tiny):
     """The critic says 0, which means 10: 1 + 0.5 * 10 - 10 = -4, so that it should have said 6."""
     settings = {"gamma": 0.5, "gae_lambda": 0.0}
