@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ac_gradient(
         begin_products();
 #pragma unroll
         for (int k = 0; k < STAGE / 16; ++k) {
-            add_tile<true>(sum, a[k], stage.given + 2 * k * down_in, down_in * (int)sizeof(Element), ALONG);
+            add_tile<true, true>(sum, a[k], stage.given + 2 * k * down_in, down_in * (int)sizeof(Element), ALONG);
         }
         end_products();
 #pragma unroll

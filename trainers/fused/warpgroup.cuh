@@ -14,9 +14,12 @@
 // A matrix in shared memory, as products are told of it.
 //   along   bytes from a block to the next one along what is summed over
 //   across  bytes from a block to the next one along the rows of A, or the columns of B
+//   IN_CLUSTER  whether the block is one of several in a cluster: its addresses have its number above their 18 bits
+template <bool IN_CLUSTER = false>
 __device__ __forceinline__ unsigned long long describe(const void* shared, int along, int across)
 {
-    const unsigned address = (unsigned)__cvta_generic_to_shared(shared) & 0x3ffff;  // above it, which block of a cluster
+    unsigned address = (unsigned)__cvta_generic_to_shared(shared);
+    if (IN_CLUSTER) address &= 0x3ffff;
     return (unsigned long long)(address >> 4) | (unsigned long long)(along >> 4) << 16 |
            (unsigned long long)(across >> 4) << 32;
 }

@@ -4,17 +4,18 @@
 
 // sum += A B of 16 columns of A, of which `tile` is the warp's, and 8 BLOCKS of B, in shared memory in blocks of 8 x 8.
 //   TRANSPOSED     a row of a block of B is what is summed over, else a column of it
+//   IN_CLUSTER     as `describe` has it
 //   along, across  bytes from a block to the next one along what is summed over, and along B's columns
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-template <bool TRANSPOSED, int BLOCKS>
+template <bool TRANSPOSED, bool IN_CLUSTER = false, int BLOCKS>
 __device__ __forceinline__ void add_tile(
     float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
 {
-    add_product<false, TRANSPOSED, 0, BLOCKS>(sum, tile, describe(b, along, across), across);
+    add_product<false, TRANSPOSED, 0, BLOCKS>(sum, tile, describe<IN_CLUSTER>(b, along, across), across);
 }
 #else
 // Not inlined: hundreds of products by shuffles would take the compiler hours.
-template <bool TRANSPOSED, int BLOCKS>
+template <bool TRANSPOSED, bool IN_CLUSTER = false, int BLOCKS>
 __device__ __noinline__ void add_tile(
     float (&sum)[BLOCKS][4], const Pair (&tile)[4], const Element* b, int along, int across)
 {
