@@ -100,7 +100,7 @@ RUNS = {
     "dqn_layers": ("cartpole_dqn.yaml", replayed(**{"model.fc_dims": "[24, 16, 12]", "model.layer_norm": "all"})),
     "sac": ("pendulum_sac.yaml", replayed(n_step="3")),
     "sac by warpgroups": (
-        "pendulum_sac.yaml", replayed(batch_size="600", **{"model.fc_dims": "[256, 256]"}),
+        "pendulum_sac.yaml", replayed(batch_size="2600", buffer_size="3000", **{"model.fc_dims": "[256, 256]"}),
     ),
     "td3": ("pendulum_td3.yaml", {**replayed(prioritized="true", policy_delay="1"), "trainer.precision": "bf16"}),
     "sequences": ("memory_len_r2d2.yaml", replayed(

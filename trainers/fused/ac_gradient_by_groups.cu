@@ -85,7 +85,7 @@ __device__ __forceinline__ Four add_up(const float* place)
 }
 
 //   tasks     [tile]                                                           read
-//   num_rows  of all arrays, a multiple of 64
+//   num_rows  of all arrays, a multiple of 64; 16 divides their widths
 //   gradient  as torch has parameters, layer by layer                          written
 //   squares   [tile, PARTS]  sums of squares                                   written
 //   halted    [1]  the guard's: whether anything was found before              read
@@ -101,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ac_gradient(
     const int first = all_stages * part / PARTS;
     const int num_stages = all_stages * (part + 1) / PARTS - first;
     const int num_out = min(OUTS, (int)(task.out - task.first_out)), num_in = min(INS, (int)(task.in - task.first_in));
-    const int out_columns = (num_out + 15) / 16 * 16, in_columns = (num_in + 15) / 16 * 16;  // that are there
+    const int out_columns = min(OUTS, (int)(task.out_width - task.first_out));  // that are there: rows may have more than
+    const int in_columns = min(INS, (int)(task.in_width - task.first_in));      // the layer, as a policy's have actions
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     for (int i = 0; i < STAGES && threadIdx.x == 0; ++i) prepare_arrival(shared.arrivals + i);
 #endif

@@ -19,7 +19,7 @@ constexpr int PITCH_OUT = pitch_of(Actor::OUTPUTS);
 constexpr int CRITIC_PITCH_OUT = pitch_of(1);
 constexpr int OWN_PITCH1 = pitch_of(Critic::WIDTH1), OWN_PITCH2 = pitch_of(Critic::WIDTH2);  // of critics
 constexpr int NUM_JUDGES = SAMPLES ? NUM_CRITICS : 1;  // critics by the smallest of which a policy learns
-constexpr int OWN_JUDGES = SAMPLES ? OWN_CRITICS : 1;    // of a block
+constexpr int OWN_JUDGES = SAMPLES ? OWN_CRITICS : 1;  // of a block
 constexpr int AT_ONCE = OWN_CRITICS > 2 ? OWN_CRITICS : 2;  // rows' copies that go through layers: a policy's are two
 
 // A NaN is the smallest, so that it stays.
@@ -77,7 +77,7 @@ static_assert(sizeof(ImproveShared) <= SHARED_BYTES, "the block has less shared 
 //   hidden1, hidden2, delta1, delta2  [NUM_CRITICS, rows, width] elements                  written
 //   delta_out    [NUM_CRITICS, rows, 1] elements                                           written
 //   error        [BATCH]  mean distance of Q-values from their targets; 0 where the row does not count   written
-//   sums         [blocks, NUM_SUMS]  of losses, Q-values, errors                           written
+//   sums         [blocks / SPLIT, NUM_SUMS]  of losses, Q-values, errors                   written
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     const float* observation, const float* next_observation, const float* action, const float* centre,
     const float* scale, const float* reward, const float* discount, const float* weight, const float* deviates,
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
 //                else the last two                                                         written
 //   delta1, delta2  [rows, width] elements                                                 written
 //   delta_out    [rows, 2 NUM_NUMBERS] elements                                            written
-//   sums         [blocks, NUM_SUMS]  of losses, entropies, and 1 if any row counts          written
+//   sums         [blocks / SPLIT, NUM_SUMS]  of losses, entropies, and 1 if any row counts  written
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     const float* observation, const float* weight, const float* deviates, const float* log_alpha,
     const unsigned char* elements, const float* biases, const float* outputs, unsigned char* actor_hidden1,

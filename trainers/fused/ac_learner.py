@@ -145,7 +145,7 @@ class Learned:
         return LaunchShape(-(-len(self.adam.average) // threads), (threads, 1))
 
     def _tiles(self) -> Iterator[tuple[int, ...]]:
-        """Tasks of ac_gradient.cu."""
+        """Tasks of `ac_gradient`."""
         weights, name = 0, self.optimizer.first
         for network in range(len(self.delta[0])):
             for given, delta, (out, in_) in zip(self.given, self.delta, self.layers, strict=True):

@@ -1,7 +1,7 @@
-// A block's rows of a batch, and what of them goes to memory for their gradients (ac_gradient.cu).
+// A block's rows of a batch, and what of them goes to memory for their gradients (ac_gradient.cu and its twin).
 //
 // Constants, besides those of ac_networks.cuh:
-//   BATCH      rows that are there; arrays of elements hold as many as all blocks have
+//   BATCH      rows that are there; arrays of elements hold as many as all blocks have, or IN_BLOCKS whole 64
 //   ROWS       of a block
 //   SPLIT      blocks of a cluster, which have the same rows, and of NUM_CRITICS as many each; 1: there are no clusters
 //   IN_BLOCKS  whether they go there as warpgroups multiply them: each 64 rows in panels of 64 columns, or what is

@@ -27,14 +27,13 @@ STAGE = 64
 ROWS_OF_PART = 256
 """Of a batch, for which a block adds up a tile of a gradient, at least."""
 MOST_PARTS = 32
-"""Of the rows: the last block that is done with a tile adds them up."""
+"""Of the rows, by single warps: the last block that is done with a tile adds them up."""
 MOST_ROWS = 64
 """Of a batch, which a block has."""
 FEWEST_ROWS_BY_GROUPS = 512
 """Of a batch, whose gradient is worth warpgroups."""
-ROWS_OF_STAGE = 64
-"""That a warpgroup brings at once, and that lie together in memory."""
-STAGES = 4
+ROWS_OF_STAGE, STAGES = 64, 4
+"""Rows that ac_gradient_by_groups.cu brings at once, which lie together in memory; of those, what it has room for."""
 CLUSTER = 8
 """Blocks that may be one."""
 

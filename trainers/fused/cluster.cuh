@@ -22,9 +22,14 @@ __device__ __forceinline__ void wait_for_cluster()
 template <int BLOCKS>
 __device__ __forceinline__ void meet_cluster()
 {
-    arrive_at_cluster<BLOCKS>();
-    wait_for_cluster<BLOCKS>();
-    if (BLOCKS == 1) __syncthreads();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if constexpr (BLOCKS > 1) {
+        arrive_at_cluster<BLOCKS>();
+        wait_for_cluster<BLOCKS>();
+        return;
+    }
+#endif
+    __syncthreads();
 }
 
 // The same before a block ends, of whose shared memory others read: nothing that was written need be there.

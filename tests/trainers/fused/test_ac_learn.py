@@ -74,11 +74,11 @@ SWITCHES = {
     "224 rows by three blocks a tile, two stages each": {
         "batch_size": 200, "buffer_size": 300, "fc_dims": (100, 70), "critic_fc_dims": [36],
     },
-    "gradients by warpgroups": {
-        "batch_size": 70, "buffer_size": 100, "fc_dims": (20, 70), "critic_fc_dims": [132], "num_critics": 1,
-    },
     "TD3, 208 rows by one, four stages": {
         "algorithm": "TD3", "batch_size": 200, "buffer_size": 300, "num_critics": 3, "fc_dims": (20, 90),
+    },
+    "gradients by warpgroups": {
+        "batch_size": 70, "buffer_size": 100, "fc_dims": (20, 70), "critic_fc_dims": [132], "num_critics": 1,
     },
 }  # fmt: skip
 
