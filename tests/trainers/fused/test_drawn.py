@@ -57,9 +57,9 @@ def test_scouts_and_workers_learn_as_by_torch(switches, tmp_path, device, monkey
 
 
 def learn_by_kernels(trainer: Trainer) -> None:
-    """By those that are planned for a GPU, in blocks of fewer threads."""
+    """By those that are planned for a GPU without clusters, which a CPU has not, in blocks of fewer threads."""
     scout, worker = (trainer.algorithms[name] for name in ("scout", "worker"))
-    given = (LARGE_GPU, "bf16")
+    given = (replace(LARGE_GPU, capability=(8, 0), has_warpgroups=False), "bf16")
     few = {"element_bytes": 4, "threads": 128, "step_threads": 128}
     shape = plan_q(scout.config, scout.group.spec, *given)
     assert isinstance(shape, WideQShape) and not shape.is_plain
