@@ -23,7 +23,9 @@ THREADS, STEP_THREADS = 512, 256
 SIDE = 64
 """Parameters of a tile of a gradient, both ways; by warpgroups, twice as many outputs."""
 STAGE = 64
-"""Rows that a block of ac_gradient has in shared memory at once."""
+"""Rows that a block of `ac_gradient` brings to shared memory at once; for warpgroups they lie together in memory."""
+STAGES = 4
+"""That a block has room for by warpgroups."""
 ROWS_OF_PART = 256
 """Of a batch, for which a block adds up a tile of a gradient, at least."""
 MOST_PARTS = 32
@@ -32,8 +34,6 @@ MOST_ROWS = 64
 """Of a batch, which a block has."""
 FEWEST_ROWS_BY_GROUPS = 512
 """Of a batch, whose gradient is worth warpgroups."""
-ROWS_OF_STAGE, STAGES = 64, 4
-"""Rows that ac_gradient_by_groups.cu brings at once, which lie together in memory; of those, what it has room for."""
 CLUSTER = 8
 """Blocks that may be one."""
 
@@ -75,7 +75,7 @@ class ACShape:
     def num_rows(self) -> int:
         """Of arrays of elements: those of all blocks."""
         rows = self.num_blocks * self.rows
-        return -(-rows // ROWS_OF_STAGE) * ROWS_OF_STAGE if self.by_groups else rows
+        return -(-rows // STAGE) * STAGE if self.by_groups else rows
 
     @property
     def num_outputs(self) -> int:
@@ -148,7 +148,7 @@ class ACShape:
     def step_shared_bytes(self) -> int:
         """Of who makes gradients."""
         if self.by_groups:
-            return STAGES * ROWS_OF_STAGE * sum(self.tile) * self.element_bytes + 1024
+            return STAGES * STAGE * sum(self.tile) * self.element_bytes + 1024
         return 4 * STAGE * (SIDE + PADDING) * self.element_bytes + 4 * (self.step_threads // 32) + 64
 
     @property

@@ -5,7 +5,7 @@
 //   IN_CLUSTER  whether they are one thread-block cluster (sm_90 on), else all must be resident at once
 // What a block wrote to global memory before `arrive` others read after `wait`, by __ldcg.
 #pragma once
-#include "warpdrive.cuh"
+#include "cluster.cuh"
 
 static_assert(!IN_CLUSTER || TEAM <= 8, "a portable cluster has 8 blocks at most");
 
@@ -19,9 +19,7 @@ struct Team {
     {
         if (TEAM > 1 && !IN_CLUSTER) __threadfence();
         __syncthreads();
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        if constexpr (IN_CLUSTER) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
+        if constexpr (IN_CLUSTER) arrive_at_cluster<TEAM>();
         if (TEAM > 1 && !IN_CLUSTER && threadIdx.x == 0) {
             awaited = (atomicAdd(arrivals, 1ull) / TEAM + 1ull) * TEAM;
         }
@@ -29,9 +27,7 @@ struct Team {
 
     __device__ __forceinline__ void wait()
     {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-        if constexpr (IN_CLUSTER) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
+        if constexpr (IN_CLUSTER) wait_for_cluster<TEAM>();
         if (TEAM > 1 && !IN_CLUSTER) {
             if (threadIdx.x == 0) {
                 while (*(volatile unsigned long long*)arrivals < awaited) {

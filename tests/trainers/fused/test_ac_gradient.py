@@ -5,15 +5,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from trainers.fused.ac_shape import ROWS_OF_STAGE, SIDE, STAGES
+from trainers.fused.ac_shape import SIDE, STAGE, STAGES, STEP_THREADS
 from trainers.fused.packed import KERNELS
+from trainers.fused.shape import to_tiles
 from trainers.fused.source import in_clusters
+from trainers.learning.guard import NOTHING_FOUND
 from warpdrive.backends import choose_backend
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import FunctionManager
 
-OUTS, INS, THREADS = 2 * SIDE, SIDE, 256
-NOTHING_FOUND = 1 << 62
+OUTS, INS = 2 * SIDE, SIDE
 
 
 @dataclass
@@ -30,10 +31,6 @@ LAYERS = [
 ]  # fmt: skip
 
 
-def padded(width: int) -> int:
-    return -(-width // 16) * 16
-
-
 def in_blocks(rows: torch.Tensor) -> torch.Tensor:
     """[row, column] as ac_rows.cuh keeps them for warpgroups: 64 rows after the other, in panels of 64 columns."""
     stages = rows.view(-1, 8, 8, rows.shape[1])  # of 8 times 8 rows
@@ -47,29 +44,29 @@ class Gradients:
     def __init__(self, device: str, num_stages: int, parts: int, seed: int) -> None:
         self.backend = choose_backend(device=device)
         on, dtype = self.backend.device, torch.float32 if device == "cpu" else torch.bfloat16
-        generator, num_rows = torch.Generator().manual_seed(seed), num_stages * ROWS_OF_STAGE
+        generator, num_rows = torch.Generator().manual_seed(seed), num_stages * STAGE
 
         def draw(width: int) -> torch.Tensor:
             return torch.randn(num_rows, width, generator=generator).to(dtype)
 
-        self.delta, self.given = [draw(padded(one.out)) for one in LAYERS], [draw(one.given_width) for one in LAYERS]
+        self.delta, self.given = [draw(to_tiles(one.out)) for one in LAYERS], [draw(one.given_width) for one in LAYERS]
         self.kept = [[in_blocks(one).to(on) for one in side] for side in (self.delta, self.given)]
         tasks, start = [], 0
         for number, (layer, delta, given) in enumerate(zip(LAYERS, *self.kept, strict=True)):
             biases = start + layer.out * layer.given
             for first_out in range(0, layer.out, OUTS):
                 for first_in in range(0, layer.given, INS):
-                    sizes = layer.out, layer.given, padded(layer.out), layer.given_width
+                    sizes = layer.out, layer.given, to_tiles(layer.out), layer.given_width
                     places = delta.data_ptr(), given.data_ptr()
                     tasks.append((*places, *sizes, first_out, first_in, start, biases, 2 * number))
             start = biases + layer.out
         self.gradient = torch.full((start,), torch.nan, device=on)
         self.squares = torch.full((len(tasks), parts), torch.nan, device=on)
         self.halted, self.first_name = torch.zeros(1, device=on), torch.full((1,), NOTHING_FOUND, device=on)
-        shared_bytes = STAGES * ROWS_OF_STAGE * (OUTS + INS) * dtype.itemsize + 1024
+        shared_bytes = STAGES * STAGE * (OUTS + INS) * dtype.itemsize + 1024
         constants = {
             "FULL_PRECISION": device == "cpu",
-            "THREADS": THREADS,
+            "THREADS": STEP_THREADS,
             "PARTS": parts,
             "SHARED_BYTES": shared_bytes,
         }
@@ -79,7 +76,7 @@ class Gradients:
         )  # fmt: skip
         self.tasks = torch.tensor(tasks, device=on).flatten()
         self._launch = functions.prepare(
-            "ac_gradient", LaunchShape(len(tasks) * parts, (THREADS, 1), shared_bytes), tasks=self.tasks,
+            "ac_gradient", LaunchShape(len(tasks) * parts, (STEP_THREADS, 1), shared_bytes), tasks=self.tasks,
             num_rows=num_rows, gradient=self.gradient, squares=self.squares, halted=self.halted,
             first_name=self.first_name,
         )  # fmt: skip
