@@ -19,7 +19,7 @@ TRAINER_KERNELS = Path(__file__).resolve().parents[2] / "trainers"
 
 FUSED = {
     "fused_step.cu": {
-        "STEP_THREADS": 256, "SLICES": 4,
+        "STEP_THREADS": 256,
         "NUM_FIGURES": 5, "MAX_NORM": 0.5, "TARGET_KL": 0.02, "FULL_PRECISION": False,
     },
     "minibatches.cu": {

@@ -1,33 +1,37 @@
 // From the parts of a gradient to new parameters: the sum, its length, and a step of Adam.
 //
 // Sizes are arguments, so that all policies share these kernels. Constants:
-//   STEP_THREADS, SLICES  threads of a block, and those of them that add up one parameter's parts
-//   NUM_FIGURES           in a row of what the learn kernel wrote
-//   FULL_PRECISION        of the networks
+//   STEP_THREADS     of a block
+//   NUM_FIGURES      in a row of what the learn kernel wrote
+//   FULL_PRECISION   of the networks
 #include "over_block.cuh"
 
 constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
 
-// Adds the parts up, always in the same order; the first block those of the figures.
+// Adds the parts up, always in the same order; the first block those of the figures. Tables begin with the first
+// parameters, which have about as many parts as most do, then come the others, which have other numbers of them; both in
+// the order in which gradients lie in the parts, so that neighbours are read together.
 //   parts               [.., gradient]  of all networks, one after the other              read
 //   place               [parameter]  where the first part of its gradient is              read
 //   stride              [parameter]  from one part to the next                            read
 //   num_parts           [parameter]                                                       read
 //   name                [parameter]  the tensor that it belongs to                        read
+//   number              [parameter]  its own, among the policy's                          read
 //   halted, first_loss  [1]  not 0, not NOTHING_FOUND: nothing more is looked for         read
 //   figures             [num_figure_rows, NUM_FIGURES]  of this minibatch                 read
-//   gradient            [parameter]                                                       written
+//   gradient            [parameter]  in the policy's order                                written
 //   squares             [block but the first]  sums of the squares                        written
 //   told                [NUM_FIGURES + 2]  the first: sums of the figures, if there are   written
 //   first_name          [1]  the first tensor whose gradient has a NaN or an infinity     read, written
-//   num_parameters      of the policy                                                     read
+//   num_parameters, num_first, num_first_blocks  of the policy; of the first of them      read
+//   first_slices, other_slices  threads that add up one parameter's parts, as powers of 2  read
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     const float* parts, const long long* place, const int* stride, const int* num_parts, const int* name,
-    const float* halted, const long long* first_loss, const float* figures, float* gradient, float* squares,
-    float* told, long long* first_name, int num_parameters, int num_figure_rows)
+    const int* number, const float* halted, const long long* first_loss, const float* figures, float* gradient, float* squares,
+    float* told, long long* first_name, int num_parameters, int num_first, int num_first_blocks,
+    int first_slices, int other_slices, int num_figure_rows)
 {
-    constexpr int PARAMETERS = STEP_THREADS / SLICES;  // of this block
-    __shared__ float sum_of[SLICES][PARAMETERS];
+    __shared__ float sum_of[STEP_THREADS];  // [slice][parameter of this block]
     __shared__ float of_warp[STEP_THREADS / 32];
     if (blockIdx.x == 0) {
         if (num_figure_rows == 0) return;
@@ -43,37 +47,40 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
         }
         return;
     }
-    const int mine = threadIdx.x % PARAMETERS;
-    const int slice = threadIdx.x / PARAMETERS;
     const int block = blockIdx.x - 1;
-    const int i = block * PARAMETERS + mine;
-    if (i < num_parameters) {
-        const float* part = parts + place[i];
+    const bool is_first = block < num_first_blocks;
+    const int slices = 1 << (is_first ? first_slices : other_slices);
+    const int in_block = STEP_THREADS >> (is_first ? first_slices : other_slices);
+    const int mine = threadIdx.x & (in_block - 1);
+    const int slice = threadIdx.x * slices / STEP_THREADS;
+    const int i = mine + (is_first ? block * in_block : num_first + (block - num_first_blocks) * in_block);
+    const int end = is_first ? num_first : num_parameters;
+    int own = 0;
+    if (i < end) {
+        if (slice == 0) own = number[i];
         const int step = stride[i];
         const int count = num_parts[i];
-        float sum[4] = {};
+        const float* part = parts + place[i] + (long long)slice * step;
+        const int next = slices * step;
+        float sum[2] = {};
         int k = slice;
         do {  // whatever `count` is, so that it is not waited for before the others are asked for
             float eight[8];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const int one = k + j * SLICES;
-                eight[j] = one < count ? part[(long long)one * step] : 0.0f;
-            }
+            for (int j = 0; j < 8; ++j, k += slices, part += next) eight[j] = k < count ? *part : 0.0f;
 #pragma unroll
-            for (int j = 0; j < 8; ++j) sum[j % 4] += eight[j];
-            k += 8 * SLICES;
+            for (int j = 0; j < 8; ++j) sum[j % 2] += eight[j];
         } while (k < count);
-        sum_of[slice][mine] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        sum_of[threadIdx.x] = sum[0] + sum[1];
     }
     __syncthreads();
     float whole = 0.0f;
-    if (slice == 0 && i < num_parameters) {
-        for (int k = 0; k < SLICES; ++k) whole += sum_of[k][mine];
-        gradient[i] = whole;
+    if (slice == 0 && i < end) {
+        for (int k = 0; k < slices; ++k) whole += sum_of[k * in_block + mine];
+        gradient[own] = whole;
         if (!isfinite(whole)) {
-            const bool is_first = halted[0] == 0.0f && first_loss[0] == NOTHING_FOUND;  // else that is what is told
-            if (is_first) atomicMin(first_name, (long long)name[i]);
+            const bool is_told = halted[0] == 0.0f && first_loss[0] == NOTHING_FOUND;  // else those are
+            if (is_told) atomicMin(first_name, (long long)name[i]);
         }
     }
     const float square = over_block(whole * whole, of_warp);

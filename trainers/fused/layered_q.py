@@ -117,7 +117,7 @@ class LayeredQLearner(ByKernels):
         parts = new(gradient_plan.size_of_parts)
         gradient = gradient_of(gradient_plan)(gradient_plan, self._network(self._packed), parts)
         gradient.prepare(self._packed, found.learning, constants)
-        self.stepper = stepper = Stepper(learner, self._packed, [gradient], parts, found.learning.num_groups)
+        self.stepper = stepper = Stepper(learner, self._packed, [gradient], parts)
         self._adam, self._step_before = stepper.adam, new(1)
         self._weight = batch.weight if batch.active is None else torch.zeros_like(batch.weight)
         rows, seen = learner.batch_size, self._seen(batch.observation)

@@ -96,7 +96,7 @@ class FusedLearner(LearnsByKernels):
         """Of each step: sums of the figures, the gradient's length, and whether it counts."""
         self._nothing = torch.zeros(1, dtype=torch.uint32, device=device)
         self._halted = learner.guard.flag_of(group.name)
-        self.stepper = Stepper(learner, self.packed, self._networks, self._parts, plan.num_groups)
+        self.stepper = Stepper(learner, self.packed, self._networks, self._parts)
         self._adam, self._steps = self.stepper.adam, new(2, 1)
         self._prepare_order()
         self._calls = self._prepare_rows()

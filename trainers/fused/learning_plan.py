@@ -19,8 +19,13 @@ NUM_FIGURES = 5
 """Sums that the learn kernel makes: policy loss, value loss, entropy, KL divergence, how often it was clipped."""
 SUM_THREADS = 256
 """Of the blocks that sum up advantages."""
-STEP_THREADS, SLICES = 256, 4
+STEP_THREADS, MOST_SLICES = 256, 32
 """Of a block that steps parameters; threads that share the adding up of one parameter's gradient."""
+
+
+def most_groups(num_parameters: int) -> int:
+    """Blocks that add up the parts of a gradient, at most."""
+    return -(-num_parameters * MOST_SLICES // STEP_THREADS) + 1
 
 
 @dataclass(frozen=True)
@@ -126,11 +131,6 @@ class LearningPlan:
         return max(1, min(busy, -(-self.size // SUM_THREADS)))
 
     @property
-    def num_groups(self) -> int:
-        """Blocks that add up the parts of the gradient."""
-        return -(-self.policy.num_parameters // (STEP_THREADS // SLICES))
-
-    @property
     def num_figures(self) -> int:
         return sum(one.num_figures for one in self.networks)
 
@@ -146,14 +146,14 @@ class LearningPlan:
     @property
     def num_bytes(self) -> dict[str, int]:
         """By what holds them, besides the optimiser's memory."""
-        tables = 8 + 3 * 4 + 1  # where a parameter's gradient is, its parts and its name; whether it is a critic's
+        tables = 8 + 4 * 4 + 1  # where a parameter's gradient is, its parts, name and number; whether it is a critic's
         tables += 16 if self.policy.request.norms_input else 0  # and where, when its parts are added up
         return {
             "order of samples": (5 if self.sequences else 4) * self.num_ordered,
             "samples": self.bytes_of_samples,
             "records": sum(one.record_bytes for one in self.networks),
             "parts of the gradient": sum(4 * one.size_of_parts for one in self.networks),
-            "gradient": (4 + tables) * self.policy.num_parameters + 4 * self.num_groups,
+            "gradient": (4 + tables) * self.policy.num_parameters + 4 * most_groups(self.policy.num_parameters),
             "rows of features": sum(self.rows_of_features.values()),
             "figures": self.num_steps * (4 * NUM_FIGURES * (self.num_figures + 1) + 24 * self.num_sums + 8),
         }

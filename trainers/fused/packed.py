@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainers.fused.cell import CellPlan
-from trainers.fused.learning_plan import NUM_FIGURES, SLICES, STEP_THREADS
+from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS
 from trainers.fused.of_replay import join_memory
 from trainers.fused.plan import Plan
 from trainers.fused.seen import Seen
@@ -129,7 +129,7 @@ class PackedPolicy:
         self.norms = InputNorms(self, place) if plan.request.norms_input else None
         self.weight_place = torch.as_tensor(place, device=device)
         """Where each parameter lies: an element, or -1 - a bias."""
-        constants = {"STEP_THREADS": STEP_THREADS, "SLICES": SLICES, "NUM_FIGURES": NUM_FIGURES, **self.precision}
+        constants = {"STEP_THREADS": STEP_THREADS, "NUM_FIGURES": NUM_FIGURES, **self.precision}
         self.step_functions = FunctionManager(None, KERNELS / "fused_step.cu", constants, backend=backend)
         pack = self.step_functions.prepare(
             "pack_parameters",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ import torch
 
 from trainers.acting.actor import Call
 from trainers.fused.gradient import NetworkGradient
-from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS
+from trainers.fused.learning_plan import MOST_SLICES, NUM_FIGURES, STEP_THREADS, most_groups
 from trainers.fused.packed import PackedPolicy
 from trainers.learning.adam_kernels import AdamMemory
 from warpdrive.backends.base import LaunchShape
@@ -19,6 +21,40 @@ if TYPE_CHECKING:
     from trainers.algorithms.off_policy import OffPolicy
     from trainers.algorithms.on_policy import OnPolicy
 
+AT_ONCE = 8
+"""Parts that a thread asks for before it adds them up."""
+
+
+@dataclass(frozen=True)
+class Slices:
+    """How threads share the adding up of parts: so many a parameter, of the first parameters and of the others."""
+
+    num_first: int
+    first: int
+    other: int
+    """As powers of 2."""
+
+    @classmethod
+    def of(cls, num_parts: torch.Tensor) -> tuple[Slices, torch.Tensor]:
+        """Of parameters with so many parts each; and whether each is one of the others."""
+        asked = torch.ceil(torch.log2(num_parts / AT_ONCE)).clamp(0, math.log2(MOST_SLICES)).int()
+        first = int(asked.mode().values)
+        is_other = asked != first
+        other = int(asked[is_other].max()) if is_other.any() else 0
+        return cls(int((~is_other).sum()), first, other), is_other
+
+    @property
+    def num_first_blocks(self) -> int:
+        return -(-(self.num_first << self.first) // STEP_THREADS)
+
+    def num_blocks(self, num_parameters: int) -> int:
+        return self.num_first_blocks + -(-((num_parameters - self.num_first) << self.other) // STEP_THREADS)
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        of_first = {"num_first": self.num_first, "num_first_blocks": self.num_first_blocks}
+        return {**of_first, "first_slices": self.first, "other_slices": self.other}
+
 
 class Stepper:
     """Steps of Adam of a packed policy's parameters; the optimiser's memory becomes views of one piece.
@@ -26,18 +62,16 @@ class Stepper:
     Args:
         networks: what makes the gradient of each of its networks.
         parts: of all of them, one after the other.
-        num_groups: blocks that add them up.
     """
 
     def __init__(
         self, learner: OnPolicy | OffPolicy, packed: PackedPolicy, networks: Sequence[NetworkGradient],
-        parts: torch.Tensor, num_groups: int,
+        parts: torch.Tensor,
     ) -> None:  # fmt: skip
-        self.learner, self.packed, self._parts, self._num_groups = learner, packed, parts, num_groups
+        self.learner, self.packed, self._parts = learner, packed, parts
         size, device = len(packed.parameter), packed.parameter.device
         new = packed.parameter.new_zeros
         self.adam = AdamMemory(learner.optimizer)
-        self.gradient, self._squares = new(size), new(num_groups)
         place = torch.zeros(size, dtype=torch.int64)
         stride, num_parts, name = (torch.zeros(size, dtype=torch.int32) for _ in range(3))
         is_critic = torch.zeros(size, dtype=torch.bool)
@@ -53,15 +87,19 @@ class Stepper:
             start = packed.numbers[id(parameter)]
             name[start : start + parameter.numel()] = number
             is_critic[start : start + parameter.numel()] = id(parameter) in of_critic
+        self._slices, is_other = Slices.of(num_parts)
+        self._num_groups = self._slices.num_blocks(size)
+        self.gradient, self._squares = new(size), new(most_groups(size))
+        number = torch.argsort(is_other * (int(place.max()) + 1) + place)
         tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
-        self._tables = {key: table.to(device) for key, table in tables.items()}
+        self._tables = {key: table[number].to(device) for key, table in tables.items()}
+        self._tables["number"] = number.int().to(device)
         self._is_critic = is_critic.to(device)
         self._tables_of_one_part = {}
         if learner.world.size > 1 or packed.norms is not None:
             # By these add_up_gradient looks at a gradient that is added up already, and sums its squares.
             zeros = torch.zeros(size, dtype=torch.int32, device=device)
-            place = torch.arange(size, device=device)
-            self._tables_of_one_part = {"place": place, "stride": zeros, "num_parts": zeros + 1}
+            self._tables_of_one_part = {"place": number.to(device), "stride": zeros, "num_parts": zeros + 1}
 
     def prepare(
         self, figures: torch.Tensor, told: torch.Tensor, step_before: torch.Tensor, step_after: torch.Tensor,
@@ -85,7 +123,10 @@ class Stepper:
         found["first_name"] = guard.place_of("gradient", name)
         into = {"gradient": self.gradient, "squares": self._squares, "num_parameters": len(packed.parameter)}
         into["told"] = told
-        add_up = partial(packed.step_functions.prepare, "add_up_gradient", adds, figures=figures, **found, **into)
+        add_up = partial(
+            packed.step_functions.prepare, "add_up_gradient", adds, figures=figures, **found, **into,
+            **self._slices.arguments,
+        )  # fmt: skip
         calls = [add_up(parts=self._parts, num_figure_rows=len(figures), **self._tables)]
         if learner.world.size > 1:
             calls.append(lambda: self._reduce(told[:NUM_FIGURES], *also))

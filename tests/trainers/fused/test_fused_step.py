@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainers.fused.learning_plan import NUM_FIGURES, SLICES, STEP_THREADS
+from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS
 from trainers.fused.packed import KERNELS
+from trainers.fused.stepper import Slices
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.function_manager import FunctionManager
 
 NOTHING_FOUND = 1 << 62
 IN_PARTS, MOST_PARTS, NUM_ROWS = 1000, 100, 600
-NUM_PARAMETERS = 2100 * STEP_THREADS // SLICES + 7
+SHARES = Slices(IN_PARTS, first=3, other=2)
+NUM_PARAMETERS = IN_PARTS + 2100 * STEP_THREADS // 4 + 7
 """More groups than threads of a block look at, eight each."""
 
 
@@ -21,36 +23,38 @@ def whole(*shape: int) -> torch.Tensor:
 
 
 class Step:
-    """Of some parameters whose gradient has from 1 to 100 parts, and of others that have one."""
+    """Of some parameters whose gradient has from 1 to 100 parts, and of others that have one; in any order."""
 
     def __init__(self, backend: Backend) -> None:
         torch.manual_seed(3)
-        self.num_groups = -(-NUM_PARAMETERS * SLICES // STEP_THREADS)
+        self.num_groups = SHARES.num_blocks(NUM_PARAMETERS)
         rest = NUM_PARAMETERS - IN_PARTS
         parts, alone = whole(MOST_PARTS, IN_PARTS), whole(rest)
         num_parts = torch.arange(IN_PARTS) % MOST_PARTS + 1
         counts = torch.arange(MOST_PARTS).view(-1, 1) < num_parts
-        self.expected = torch.cat([(parts * counts).sum(0), alone])
+        number = torch.randperm(NUM_PARAMETERS)
+        self.expected = torch.zeros(NUM_PARAMETERS)
+        self.expected[number] = torch.cat([(parts * counts).sum(0), alone])
         self.figures = whole(NUM_ROWS, NUM_FIGURES)
         self.is_critic = torch.arange(NUM_PARAMETERS) % 3 == 0
-        nothing, number = torch.full((1,), NOTHING_FOUND), torch.zeros(1)
+        nothing, zero = torch.full((1,), NOTHING_FOUND), torch.zeros(1)
         arrays = {
             "parts": torch.cat([parts.flatten(), alone]),
             "place": torch.cat([torch.arange(IN_PARTS), parts.numel() + torch.arange(rest)]),
             "stride": torch.cat([torch.full((IN_PARTS,), IN_PARTS), torch.zeros(rest)]).int(),
             "num_parts": torch.cat([num_parts, torch.ones(rest)]).int(),
-            "name": torch.zeros(NUM_PARAMETERS, dtype=torch.int32),
+            "name": torch.zeros(NUM_PARAMETERS, dtype=torch.int32), "number": number.int(),
             "figures": self.figures, "gradient": torch.zeros(NUM_PARAMETERS), "squares": torch.zeros(self.num_groups),
             "told": torch.full((NUM_FIGURES + 2,), -1.0), "first_loss": nothing, "first_name": nothing.clone(),
-            "halted": number, "run_halted": number.clone(), "stopped": number.clone(), "step_before": number.clone(),
-            "step_after": torch.zeros(2), "lr": number + 0.01, "critic_lr": number + 0.02, "is_critic": self.is_critic,
+            "halted": zero, "run_halted": zero.clone(), "stopped": zero.clone(), "step_before": zero.clone(),
+            "step_after": torch.zeros(2), "lr": zero + 0.01, "critic_lr": zero + 0.02, "is_critic": self.is_critic,
             "weight_place": torch.arange(NUM_PARAMETERS).int(), "parameter": torch.randn(NUM_PARAMETERS),
             "average": torch.zeros(NUM_PARAMETERS), "square": torch.zeros(NUM_PARAMETERS),
-            "elements": torch.zeros(4 * NUM_PARAMETERS, dtype=torch.uint8), "biases": number.clone(),
+            "elements": torch.zeros(4 * NUM_PARAMETERS, dtype=torch.uint8), "biases": zero.clone(),
         }  # fmt: skip
         self.before = arrays["parameter"].clone()
         self.arrays = {name: one.to(backend.device) for name, one in arrays.items()}
-        constants = {"STEP_THREADS": STEP_THREADS, "SLICES": SLICES, "NUM_FIGURES": NUM_FIGURES, "FULL_PRECISION": True}
+        constants = {"STEP_THREADS": STEP_THREADS, "NUM_FIGURES": NUM_FIGURES, "FULL_PRECISION": True}
         self.functions = FunctionManager(None, KERNELS / "fused_step.cu", constants, backend=backend)
 
     def _launch(self, kernel: str, num_blocks: int, **more: object) -> None:
@@ -60,7 +64,7 @@ class Step:
         self.functions.prepare(kernel, shape, num_parameters=NUM_PARAMETERS, **given, **more)()
 
     def add_up(self) -> None:
-        self._launch("add_up_gradient", self.num_groups + 1, num_figure_rows=NUM_ROWS)
+        self._launch("add_up_gradient", self.num_groups + 1, num_figure_rows=NUM_ROWS, **SHARES.arguments)
 
     def step(self, max_norm: float, target_kl: float = 0.0) -> None:
         arrays, told = self.arrays, self.arrays["told"]
@@ -72,6 +76,14 @@ class Step:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.arrays[name].cpu()
+
+
+def test_threads_share_the_parts_of_a_parameter_of_most_by_eights_and_of_others_as_the_most_need():
+    found, is_other = Slices.of(torch.tensor([13, 13, 13, 128, 1, 3000]))
+    assert (found, is_other.tolist()) == (Slices(3, first=1, other=5), [False, False, False, True, True, True])
+    assert found.num_blocks(6) == 2
+    assert Slices.of(torch.tensor([8, 8]))[0] == Slices(2, first=0, other=0)
+    assert Slices(129, first=1, other=0).num_blocks(129 + 256) == 3
 
 
 @pytest.fixture
