@@ -237,7 +237,7 @@ def network_of_rows(
     at_once = min(num_rows, network.shape.rows_at_once)
     constants = {**constants, "HAS_ORDER": False}
     if isinstance(network.shape, ConvShape):
-        return ConvNetwork(packed, network, num_rows, memory, 0, constants)
+        return ConvNetwork(packed, network, num_rows, memory, constants)
     if not packed.plan.request.memory_size:
         return make_layers(packed, network, num_rows, at_once, memory, False, constants)
     cell = packed.plan.cell(packed.networks.index(network), at_once)

@@ -32,13 +32,19 @@ __device__ __forceinline__ void meet_cluster()
     __syncthreads();
 }
 
-// The same before a block ends, of whose shared memory others read: nothing that was written need be there.
+// The first of both where nothing that was written need be there.
 template <int BLOCKS>
-__device__ __forceinline__ void leave_cluster()
+__device__ __forceinline__ void arrive_with_nothing()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if constexpr (BLOCKS > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
+}
+// Before a block ends, of whose shared memory others read.
+template <int BLOCKS>
+__device__ __forceinline__ void leave_cluster()
+{
+    arrive_with_nothing<BLOCKS>();
     wait_for_cluster<BLOCKS>();
 }
 

@@ -1,9 +1,10 @@
-"""Networks that see an image by a convolution: a launch from images to outputs, and one back to all gradients."""
+"""Networks that see an image by a convolution: a launch from images to outputs, and two back to all gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from trainers.fused.launch import Launch
 from trainers.fused.learning_plan import GradientPlan, LearningPlan
 from trainers.fused.packed import KERNELS, PackedNetwork, PackedPolicy, bytes_of
 from trainers.fused.shape import WARPS
+from trainers.fused.source import in_clusters
 from warpdrive.backends.base import LaunchShape
 from warpdrive.function_manager import Constant, FunctionManager
 
@@ -26,9 +28,8 @@ class ConvNetwork:
     Args:
         num_rows: whose outputs it has room for.
         memory: bytes, as many as ConvShape.row_bytes says.
-        back_tiles: of 16 rows, which a block of a backward pass has at once; 0: there is none, and the dense layer is
-            not kept for it.
         constants: of the group, as the kernels `act` and `learn` have them.
+        chunk: rows of which a gradient is made; 0: none is, and nothing is kept for it.
     """
 
     def __init__(
@@ -37,24 +38,24 @@ class ConvNetwork:
         network: PackedNetwork,
         num_rows: int,
         memory: torch.Tensor,
-        back_tiles: int,
         constants: Mapping[str, Constant],
+        chunk: int = 0,
     ) -> None:
         self.packed, self.network = packed, network
         self.shape: ConvShape = network.shape
-        size, (outputs, dense) = packed.plan.element_bytes, self.shape.padded[-1]
-        self._memory, kept, self._back_tiles = memory, num_rows * (back_tiles > 0), back_tiles
+        size, (outputs, dense), limits = packed.plan.element_bytes, self.shape.padded[-1], packed.plan.limits
+        self._memory, kept = memory, num_rows * (chunk > 0)
         norms = kept * self.shape.norms_hidden
         self.outputs = self._take(4 * num_rows * outputs).view(torch.float32).view(num_rows, outputs)
         self._scale = self._take(4 * norms).view(torch.float32)
         self._bits = self._take(kept * self.shape.image_bytes).view(torch.int32)
         self.delta, self._hidden = (self._take(size * kept * columns) for columns in (outputs, dense))
         self._standard = self._take(size * norms * dense)
-        self.row_tiles = self.shape.row_tiles(num_rows, size, packed.plan.limits)
+        self.how = self.shape.forward(chunk or num_rows, size, limits)
         (source,) = network.seen.sources
         self.constants = {
             **packed.precision,
-            **self.shape.kernel_constants(self.row_tiles, size, packed.plan.limits),
+            **self.shape.kernel_constants(self.how, size),
             "IS_TANH": packed.plan.request.activation == "tanh",
             "GROUP_SIZE": constants["GROUP_SIZE"],
             "PITCH": source.pitch,
@@ -62,13 +63,18 @@ class ConvNetwork:
             "FIRST": source.first,
             "HAS_ORDER": constants["HAS_ORDER"],
         }
-        self.forward = self._compile("conv_forward.cu")
-        self._backward = None
-        if back_tiles:
+        self.forward = self._compile("conv_forward.cu", cluster=self.how.cluster)
+        if chunk:
+            self._back_tiles = back_tiles = self.shape.back_tiles(chunk, size, limits)
+            self._of_outputs = self._compile("conv_outputs.cu", self.shape.outputs_constants(size))
             self._backward = self._compile("conv_backward.cu", self.shape.backward_constants(back_tiles, size))
 
-    def _compile(self, file: str, more: Mapping[str, Constant] | None = None) -> FunctionManager:
-        return FunctionManager(None, KERNELS / file, {**self.constants, **(more or {})}, backend=self.packed.backend)
+    def _compile(
+        self, file: str, more: Mapping[str, Constant] = MappingProxyType({}), cluster: int = 1
+    ) -> FunctionManager:
+        text, named = in_clusters((KERNELS / file).read_text(), cluster), f"<fused {file}>"
+        constants, backend = {**self.constants, **more}, self.packed.backend
+        return FunctionManager(None, text, constants, backend=backend, include_folders=[KERNELS], name=named)
 
     def _take(self, size: int) -> torch.Tensor:
         """The next of the memory."""
@@ -93,14 +99,25 @@ class ConvNetwork:
         """
         return ImagesLaunch(self, arrays["seen0"], arrays["order"], first_row, num_rows)
 
-    def prepare_backward(self, num_rows: int, num_splits: int, **parts: torch.Tensor) -> Call:
-        """The gradient out of `delta`, of the rows that went forward last, to the parts `of_dense`, `of_filters` and
-        `of_outputs`."""
-        num_blocks = num_splits * (self.shape.num_groups + 1)
-        size = self.packed.plan.element_bytes
-        shape = LaunchShape(num_blocks, (32 * WARPS, 1), self.shape.backward_bytes(size, self._back_tiles))
-        given = {**self.kept(), **parts, "delta": self.delta, "num_splits": num_splits, "num_rows": num_rows}
-        return self._backward.prepare("conv_backward", shape, **given)
+    def prepare_backward(
+        self, num_rows: int, num_splits: int, num_row_blocks: int, of_dense: torch.Tensor, of_filters: torch.Tensor,
+        of_outputs: torch.Tensor,
+    ) -> list[Call]:  # fmt: skip
+        """The gradient out of `delta`, of the rows that went forward last, to its parts; what went forward is lost."""
+        shape, size, threads = self.shape, self.packed.plan.element_bytes, (32 * WARPS, 1)
+        kept = self.kept()
+        given = {key: kept[key] for key in ("weights", "biases")}
+        given |= {"num_rows": num_rows, "dense": kept["hidden"]}
+        from_outputs = self._of_outputs.prepare(
+            "conv_outputs", LaunchShape(num_row_blocks, threads, shape.outputs_bytes(size)), **given,
+            standard=kept["standard"], scale=kept["scale"], delta=self.delta, of_outputs=of_outputs,
+        )  # fmt: skip
+        from_dense = self._backward.prepare(
+            "conv_backward",
+            LaunchShape(num_splits * shape.num_groups, threads, shape.backward_bytes(size, self._back_tiles)),
+            **given, kept=kept["kept"], of_dense=of_dense, of_filters=of_filters, num_splits=num_splits,
+        )  # fmt: skip
+        return [from_outputs, from_dense]
 
     def kept(self) -> dict[str, torch.Tensor]:
         """What a backward pass reads besides deltas."""
@@ -141,12 +158,14 @@ class ImagesLaunch(Launch):
         """Each has as many blocks."""
         one = launches[0]
         made, plan = one.made, one.made.packed.plan
-        size, shape = plan.element_bytes, made.shape
-        shared_bytes = shape.forward_bytes(made.row_tiles, size, shape.num_stages(size, plan.limits))
-        num_blocks = -(-one.num_rows // (16 * made.row_tiles))
+        num_blocks = made.how.num_blocks(one.num_rows)
+        shape = LaunchShape(
+            num_blocks * len(launches) * made.how.cluster, (32 * WARPS * made.how.row_tiles, 1),
+            made.shape.forward_bytes(made.how, plan.element_bytes),
+        )  # fmt: skip
         table = torch.tensor([other.addresses for other in launches], device=made.packed.backend.device)
         call = made.forward.prepare(
-            "conv_forward", LaunchShape(num_blocks * len(launches), (32 * WARPS, 1), shared_bytes),
+            "conv_forward", shape,
             networks=table.flatten(), order=one.order, first_row=one.first_row, num_rows=one.num_rows,
             num_blocks=num_blocks,
         )  # fmt: skip
@@ -158,20 +177,20 @@ class ImagesLaunch(Launch):
 
 
 class ConvGradient(NetworkGradient):
-    """The gradient of such a network: a part a share of the samples, and of the filters' one more a block of places."""
+    """The gradient of such a network: a part a share of the samples, of the filters' one more a block of places; of
+    what is behind the dense layer a part a block of rows."""
 
     def __init__(self, plan: GradientPlan, network: PackedNetwork, parts: torch.Tensor) -> None:
         super().__init__(plan, network, parts)
         shape: ConvShape = plan.shape
         self._sizes = shape.sizes_of_parts
-        self._counts = plan.num_parts, plan.num_parts * shape.num_groups, plan.num_parts
+        self._counts = plan.num_parts, plan.num_parts * shape.num_groups, plan.num_row_blocks
         sizes = [size * count for size, count in zip(self._sizes, self._counts, strict=True)]
         self._regions = dict(zip(("of_dense", "of_filters", "of_outputs"), parts.split(sizes), strict=True))
 
     def prepare(self, packed: PackedPolicy, learning: LearningPlan, constants: Mapping[str, Constant]) -> None:
-        self._num_splits = self.plan.num_parts // learning.num_chunks
-        rows, back_tiles = self.plan.record_rows, self.plan.shape.back_tiles(learning.chunk, packed.plan.limits)
-        self._made = ConvNetwork(packed, self.network, rows, self.records, back_tiles, constants)
+        self._num_chunks, rows = learning.num_chunks, self.plan.record_rows
+        self._made = ConvNetwork(packed, self.network, rows, self.records, constants, learning.chunk)
 
     def places(self) -> list[Places]:
         starts = [region.storage_offset() - self.parts.storage_offset() for region in self._regions.values()]
@@ -201,7 +220,8 @@ class ConvGradient(NetworkGradient):
         return [self._made.prepare_forward(num_rows, first_row, arrays)]
 
     def prepare_after(self, number: int, num_rows: int) -> list[Call]:
-        parts = {}
+        chunks, parts = self._num_chunks, {}
         for (name, region), size, count in zip(self._regions.items(), self._sizes, self._counts, strict=True):
-            parts[name] = region[number * (count * size * self._num_splits // self.plan.num_parts) :]
-        return [self._made.prepare_backward(num_rows, self._num_splits, **parts)]
+            parts[name] = region[number * (count // chunks) * size :]
+        splits, _, row_blocks = (count // chunks for count in self._counts)
+        return self._made.prepare_backward(num_rows, splits, row_blocks, **parts)

@@ -68,6 +68,11 @@ class LayersShape(Shape):
         return sum(rows * out for rows, (out, _) in zip(self.rows_of_biases, self.padded, strict=True))
 
     @property
+    def num_sums(self) -> int:
+        """Of the gradient, that each block of rows adds up."""
+        return self.num_biases
+
+    @property
     def widest(self) -> int:
         """Columns of the widest hidden layer."""
         return max((out for out, _ in self.padded[:-1]), default=16)

@@ -57,7 +57,7 @@ class GradientPlan:
     """Rows of figures."""
     element_bytes: int
     num_row_blocks: int = 0
-    """Parts of the biases' gradient, where layers go through memory."""
+    """Parts of what blocks of rows add up, where layers go through memory: of the biases' gradient, as a rule."""
     cell: CellPlan | None = None
     """Of a recurrent network: how its unit goes through the sequences of a chunk."""
     gather: Part | None = None
@@ -67,7 +67,8 @@ class GradientPlan:
     def size_of_parts(self) -> int:
         """Numbers of all parts."""
         of_cell = 0 if self.cell is None else self.num_parts * self.cell.bias_size
-        return self.num_parts * self.part_size + self.num_row_blocks * self.shape.num_biases + of_cell
+        of_rows = self.num_row_blocks * self.shape.num_sums if isinstance(self.shape, LayersShape) else 0
+        return self.num_parts * self.part_size + of_rows + of_cell
 
     @property
     def part_size(self) -> int:

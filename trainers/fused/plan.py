@@ -17,7 +17,7 @@ import torch
 from trainers.algorithms import find_algorithm
 from trainers.experience.spec import GroupSpec
 from trainers.fused.cell import MOST_KEPT, CellPlan, RecurrentShape, Sequences, why_no_cell, with_input
-from trainers.fused.conv_shape import MOST_CHANNELS, MOST_DENSE, ConvShape, Image, with_image
+from trainers.fused.conv_shape import MOST_CHANNELS, MOST_DENSE, ConvShape, Forward, Image, with_image
 from trainers.fused.layers_shape import MAX_GROUP_WIDTH, PANEL, LayersShape, WarpgroupShape
 from trainers.fused.learning_plan import NUM_FIGURES, GradientPlan, LearningPlan, Part
 from trainers.fused.limits import CPU, LARGE_GPU, MAX_ROWS, Limits, check_rows, split_blocks  # noqa: F401
@@ -186,7 +186,7 @@ def _why_no_convolution(request: Request, limits: Limits, element_bytes: int) ->
     if (width := max((*request.widths, *(request.critic_widths or ())))) > MOST_DENSE:
         return f"the layer behind its convolutions has {width} numbers, and fused kernels have {MOST_DENSE} at most"
     for shape in Plan(request, limits, element_bytes).shapes:
-        needed = max(shape.forward_bytes(1, element_bytes), shape.backward_bytes(element_bytes))
+        needed = max(shape.forward_bytes(Forward(), element_bytes), shape.backward_bytes(element_bytes))
         if needed > limits.shared_bytes:
             return f"its convolutions need {needed} bytes of shared memory of a block's {limits.shared_bytes}"
     return None
@@ -350,7 +350,7 @@ class Plan:
             num_figures = learn.num_blocks * WARPS * num_chunks
             row_blocks = self.num_row_blocks if way == "layers" else 0
             if isinstance(shape, ConvShape):
-                num_parts, row_blocks = num_parts * shape.num_splits(chunk, limits), 0
+                num_parts, row_blocks = (num_chunks * one for one in shape.num_parts(chunk, self.element_bytes, limits))
             cell = self.cell(i, chunk // sequences.length, sequences.step_rows) if sequences else None
             networks.append(
                 GradientPlan(

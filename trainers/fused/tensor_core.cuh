@@ -256,8 +256,8 @@ __device__ __forceinline__ void load_matrices(unsigned (&pairs)[4], const unsign
     load_matrices<TRANSPOSED>(pairs, (unsigned)__cvta_generic_to_shared(row));
 #endif
 }
-template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(FloatPair (&pairs)[4], const float* row)
+template <bool TRANSPOSED, typename Place>
+__device__ __forceinline__ void load_matrices(FloatPair (&pairs)[4], Place row)
 {
 }
 

@@ -42,13 +42,17 @@ class Case:
 CASES = {
     "a word a row, two shares": Case((4, 4, 3), 24, 3, 37, norms=True, num_multiprocessors=8),
     "tanh, odd bits, an agent of three": Case((5, 3, 3), 24, 17, 21, "tanh", num_agents=3, norms=True),
-    "one channel": Case((3, 5), 40, 2, 16, num_multiprocessors=8),
+    "one channel": Case((3, 5), 40, 2, 16),
     "many channels": Case((3, 4, 10), 16, 5, 50),
 }
 OF_GPUS = {
     "minatar": Case((10, 10, 4), 128, 6, 3000, num_multiprocessors=132),
     "seaquest": Case((10, 10, 10), 128, 6, 99, norms=True),
+    "clusters of four": Case((10, 10, 4), 128, 3, 99, norms=True, num_multiprocessors=132),
+    "clusters of two": Case((10, 10, 4), 120, 3, 99, "tanh", num_multiprocessors=14),
 }
+CLUSTERS = {"clusters of four": 4, "clusters of two": 2, "a word a row, two shares": 2}
+"""Blocks that share the places of the same images, on a GPU that has clusters."""
 
 
 def make_policy(case: Case) -> Policy:
@@ -91,6 +95,7 @@ class Learned:
         parts = torch.full((of_network.size_of_parts,), float("nan"), device=device)
         gradient = ConvGradient(of_network, network, parts)
         gradient.prepare(packed, learning, {"GROUP_SIZE": 1, "HAS_ORDER": True})
+        self.cluster = gradient._made.how.cluster
         generator = torch.Generator().manual_seed(5)
         images = torch.rand(case.num_rows + 3, case.num_agents, *case.image, generator=generator) < 0.3
         order = torch.randperm(case.num_rows + 3, generator=generator)  # of which all but the first are learned
@@ -108,8 +113,8 @@ class Learned:
         given[case.num_rows :] = float("nan")  # of rows that are none
         made = given.to(device, torch.float32 if precision == FULL else torch.bfloat16)
         gradient._made.delta.copy_(made.view(-1).view(torch.uint8))
-        (backward,) = gradient.prepare_after(0, case.num_rows)
-        backward()
+        for backward in gradient.prepare_after(0, case.num_rows):
+            backward()
         self.gradient = torch.full((len(packed.parameter),), float("nan"), dtype=torch.float64)
         whole = parts.cpu().double()
         for one in gradient.places():
@@ -155,7 +160,10 @@ def test_outputs_and_gradient_are_torchs(name, precision, backend, monkeypatch):
         pytest.skip("a CPU, where lanes exchange what tensor cores multiply, takes long")
     monkeypatch.setattr(trainers.fused.conv_shape, "BACK_TILES", (4,) if name in OF_GPUS else (2,))
     found = Learned(case, backend, precision)
-    assert found.num_splits == {"a word a row, two shares": 2, "minatar": 12}.get(name, 1)
+    num_splits = {"a word a row, two shares": 2, "minatar": 16, "clusters of four": 2}
+    assert found.num_splits == num_splits.get(name, 1)
+    has_clusters = backend.name == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
+    assert found.cluster == (CLUSTERS.get(name, 1) if has_clusters else 1)
     tolerance = 1e-5 if precision == FULL else 2e-2
     scale = found.expected_outputs.abs().max().item()
     torch.testing.assert_close(found.outputs, found.expected_outputs.detach(), rtol=0, atol=tolerance * scale)

@@ -23,7 +23,7 @@ from trainers.fused.plan import Limits, Request, plan, plan_acting
 from trainers.fused.recurrent import CellKernels
 from trainers.fused.seen import Seen, Source
 from trainers.fused.shape import WARPS
-from trainers.fused.source import compile_fused, parameters_of
+from trainers.fused.source import compile_fused, in_clusters, parameters_of
 from trainers.heads import CategoricalHeads, GaussianHead
 from trainers.networks.cnn import CNN
 from trainers.replay.kernel_text import HERE as REPLAY
@@ -192,22 +192,25 @@ def test_a_cell_that_a_cluster_shares_compiles(for_gpus, arch, units):
 
 @pytest.mark.parametrize(("arch", "channels"), [("sm_86", 10), ("sm_90a", 4)])
 def test_convolutions_compile(for_gpus, arch, channels):
-    """Forwards for two tiles of rows at once, where there is room, and back."""
+    """Forwards for two tiles of rows at once, where there is room, or in clusters, where there are; and back."""
     size, limits = 100 * channels, limits_of(arch)
     source = Source("image", torch.bool, size, size, size)
     request = replace(REQUESTS["values of actions, of an image"], seen=Seen((source,)), num_features=size)
     found = plan(replace(request, shapes_seen=((10, 10, channels),)), limits, "bf16")
     (shape,) = found.shapes
-    row_tiles = shape.row_tiles(1 << 20, 2, limits)
-    constants = shape.kernel_constants(row_tiles, 2, limits)
-    constants |= {"FULL_PRECISION": False, "IS_TANH": False, "GROUP_SIZE": 1, "PITCH": size, "STRIDE": size, "FIRST": 0}
-    for kernel in ("conv_forward", "conv_backward"):
-        constants |= {"HAS_ORDER": True, **shape.backward_constants(4, 2)}
-        file, data = KERNELS / f"{kernel}.cu", DataManager(torch.device("cpu"))
-        functions = FunctionManager(data, file, constants, backend=for_gpus)
-        assert functions.signature(kernel).parameters[0].name in ("networks", "weights")
-        assert constants[f"{kernel.removeprefix('conv_').upper()}_BYTES"] <= limits.shared_bytes
-    assert for_gpus.compiled == ["conv_forward", "conv_backward"] and row_tiles == 2
+    many, few = (shape.forward(rows, 2, limits) for rows in (1 << 20, 100))
+    found = many.row_tiles, many.cluster, few.row_tiles, few.cluster
+    assert found == ((2, 1, 1, 4) if arch == "sm_90a" else (1, 1, 1, 1))
+    constants = {"FULL_PRECISION": False, "IS_TANH": False, "GROUP_SIZE": 1, "PITCH": size, "STRIDE": size, "FIRST": 0}
+    constants |= {"HAS_ORDER": True, **shape.outputs_constants(2)}
+    constants |= shape.backward_constants(shape.back_tiles(1 << 20, 2, limits), 2)
+    kernels = [("conv_forward", many), ("conv_forward", few), ("conv_outputs", few), ("conv_backward", few)]
+    for kernel, how in kernels:
+        all_of_it = {**constants, **shape.kernel_constants(how, 2)}
+        text = in_clusters((KERNELS / f"{kernel}.cu").read_text(), how.cluster if kernel == "conv_forward" else 1)
+        FunctionManager(DataManager(torch.device("cpu")), text, all_of_it, backend=for_gpus, include_folders=[KERNELS])
+        assert all_of_it[f"{kernel.removeprefix('conv_').upper()}_BYTES"] <= limits.shared_bytes
+    assert for_gpus.compiled == [kernel for kernel, _ in kernels]
 
 
 @pytest.mark.parametrize(("kernel", "is_picture"), [("act", False), ("learn", False), ("act", True)])

@@ -64,7 +64,7 @@ OLD = Limits((7, 5), 64 << 10, 40)
         ),
         (
             {**IMAGE, "widths": (128,)}, Limits((8, 6), 64 << 10, 40), "bf16",
-            "its convolutions need 80896 bytes of shared memory of a block's 65536",
+            "its convolutions need 77776 bytes of shared memory of a block's 65536",
         ),
         (
             {"network": GRU, "memory_size": 24}, LARGE_GPU, "bf16",

@@ -15,9 +15,10 @@
 //   IS_TANH                      the activation: tanh, or else the positive part
 //   NORMS, NORM_EPS              whether a LayerNorm stands before each activation, of the convolution over the filters
 //                                of a place; added to the variance
+//   WARPS                        of a block; in conv_forward, of each 16 images of one
 //   ROW_TILES                    16 images each, which a block of conv_forward has
-//   WARPS                        of a block
-//   STAGES                       places whose weights a warp of conv_forward has, or waits for, at once
+//   STAGES                       WARPS places each, whose weights it has, or waits for, at once
+//   CLUSTER                      its blocks that have the same images and share the places
 //   GROUP_SIZE                   agents of an env that see by this network
 //   PITCH, STRIDE, FIRST         bits from an env's to the next one's, from an agent's to the next one's; the group's first
 //   HAS_ORDER                    whether images are those of a minibatch, else all in their order
@@ -54,6 +55,12 @@ constexpr int DENSE_BIASES_AT = BIAS_ROWS * FILTERS;
 constexpr int DENSE_AT = FILTERS * 16 * KERNEL_TILES;
 constexpr int OUTPUTS_AT = DENSE_AT + PLACES * TILE;
 
+// Which of the warps that have the same images this is.
+__device__ __forceinline__ int warp_of_tile()
+{
+    return threadIdx.x / 32 % WARPS;
+}
+
 __device__ __forceinline__ float activate(float x)
 {
     return IS_TANH ? quick_tanh(x) : positive_part(x);
@@ -67,26 +74,38 @@ __device__ __forceinline__ float slope(float activated)
 
 // ----------------------------------------------------------------------------------------------- images
 
+// Four bytes, each 0 or 1, as bits.
+__device__ __forceinline__ unsigned bits_of(unsigned four)
+{
+    return four * 0x10204080u >> 28;
+}
+
 // Brings images to shared memory as bits, [ROWS][IMAGE_WORDS], and, if they are kept, to memory; of rows that are none,
 // no bit is set.
-template <int ROWS>
+template <int ROWS, int NUM_THREADS>
 __device__ __forceinline__ void load_images(
     unsigned* bits, const bool* seen, const int* order, int* kept, long long first_row, long long first,
     long long num_rows)
 {
-    for (int i = threadIdx.x; i < ROWS * IMAGE_WORDS; i += THREADS) {
+    for (int i = threadIdx.x; i < ROWS * IMAGE_WORDS; i += NUM_THREADS) {
         const long long row = first + i / IMAGE_WORDS;
         const int start = i % IMAGE_WORDS * 32;
         unsigned found = 0;
         if (row < num_rows && start < BITS) {
             const int index = HAS_ORDER ? order[first_row + row] : (int)(first_row + row);
             const bool* image = seen + (index / GROUP_SIZE * (long long)PITCH + index % GROUP_SIZE * STRIDE + FIRST);
-            if constexpr (BITS % 4 == 0 && PITCH % 4 == 0 && STRIDE % 4 == 0 && FIRST % 4 == 0) {
+            if constexpr ((BITS | PITCH | STRIDE | FIRST) % 16 == 0) {
+#pragma unroll
+                for (int k = 0; k < 32; k += 16) {
+                    if (start + k >= BITS) break;
+                    const Bytes16 piece = *(const Bytes16*)(image + start + k);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) found |= bits_of(piece.word[i]) << (k + 4 * i);
+                }
+            } else if constexpr ((BITS | PITCH | STRIDE | FIRST) % 4 == 0) {
 #pragma unroll
                 for (int k = 0; k < 32; k += 4) {
-                    if (start + k >= BITS) break;
-                    const unsigned four = *(const unsigned*)(image + start + k);  // a byte each, 0 or 1
-                    found |= (four * 0x10204080u >> 28) << k;
+                    if (start + k < BITS) found |= bits_of(*(const unsigned*)(image + start + k)) << k;
                 }
             } else {
                 for (int k = 0; k < 32 && start + k < BITS; ++k) found |= (unsigned)image[start + k] << k;
@@ -126,14 +145,40 @@ __device__ __forceinline__ Patch patch_of_lane(const Patch& patch, int lane)
     return other;
 }
 
-// The two lowest bits as numbers.
-__device__ __forceinline__ void spread(unsigned& pair, unsigned bits)
+// What a bit of an image is in a product: 2, of whose bfloat16 one byte is 0 and the other, 0x40, is no sign. So a byte
+// permutation makes numbers of two bits. Filters are halved instead, and so are products with images; neither rounds.
+constexpr float OF_BIT = FULL_PRECISION ? 1.0f : 2.0f;
+
+// A bit of each byte of two patches, at bit 6 of its byte: pairs of a factor, which are neighbours in a row or column.
+struct BitPairs {
+    unsigned low[PATCH_WORDS], high[PATCH_WORDS];
+};
+__device__ __forceinline__ BitPairs pair_bits(const Patch& low, int low_bit, const Patch& high, int high_bit)
 {
-    pair = ((bits & 1u) | (bits << 15 & 0x10000u)) * 0x3f80u;  // a 1 of bfloat16
+    BitPairs bits;
+#pragma unroll
+    for (int i = 0; i < PATCH_WORDS; ++i) {
+        bits.low[i] = __funnelshift_l(low.word[i], low.word[i], 6 - low_bit) & 0x40404040u;
+        bits.high[i] = __funnelshift_l(high.word[i], high.word[i], 6 - high_bit) & 0x40404040u;
+    }
+    return bits;
 }
-__device__ __forceinline__ void spread(FloatPair& pair, unsigned bits)
+
+// The two bits of a byte as numbers.
+__device__ __forceinline__ void spread(unsigned& pair, const BitPairs& bits, int byte)
 {
-    pair = {(float)(bits & 1u), (float)(bits >> 1 & 1u)};
+    const unsigned low = bits.low[byte / 4];
+    const unsigned high = bits.high[byte / 4];
+#if HAS_TENSOR_CORES
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(pair) : "r"(low), "r"(high), "r"(0x4c08 + byte % 4 * 0x1111));
+#else
+    pair = (low >> byte % 4 * 8 & 0x40u) << 8 | (high >> byte % 4 * 8 & 0x40u) << 24;
+#endif
+}
+__device__ __forceinline__ void spread(FloatPair& pair, const BitPairs& bits, int byte)
+{
+    const int shift = byte % 4 * 8 + 6;
+    pair = {(float)(bits.low[byte / 4] >> shift & 1u), (float)(bits.high[byte / 4] >> shift & 1u)};
 }
 
 // ------------------------------------------------------------------------------------------ convolution
@@ -145,7 +190,20 @@ struct Standard {
     float scale[2];
 };
 
-// The filters, as the factor B of a convolution, and their biases; [i][j] of column 2 t + 8 i + j.
+// 1 / deviation, for LayerNorm.
+__device__ __forceinline__ float scale_of(float variance)
+{
+#if HAS_TENSOR_CORES
+    if constexpr (NORM_EPS > 1e-30f) {  // so that the root is of no denormal number, which rsqrtf looks for
+        float scale;
+        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(scale) : "f"(variance + NORM_EPS));
+        return scale;
+    }
+#endif
+    return rsqrtf(variance + NORM_EPS);
+}
+
+// The filters, as the factor B of a convolution of bits, and their biases; [i][j] of column 2 t + 8 i + j.
 struct Filters {
     Pair kernel[KERNEL_TILES][4];
     float bias[2][2], gain[2][2], shift[2][2];
@@ -158,8 +216,9 @@ __device__ __forceinline__ Filters load_filters(const Element* weights, const fl
 #pragma unroll
     for (int i = 0; i < 4 * KERNEL_TILES; ++i) {
         const int filter = g + i % 4 / 2 * 8;
-        filters.kernel[i / 4][i % 4] =
-            *(const Pair*)(weights + filter * (16 * KERNEL_TILES) + i / 4 * 16 + i % 2 * 8 + 2 * t);
+        const FloatPair two =
+            unpack(*(const Pair*)(weights + filter * (16 * KERNEL_TILES) + i / 4 * 16 + i % 2 * 8 + 2 * t));
+        filters.kernel[i / 4][i % 4] = packed(two.low / OF_BIT, two.high / OF_BIT);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -188,14 +247,12 @@ __device__ __forceinline__ void convolve(
     float sum[2][4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] = filters.bias[i / 4][i % 2];
+    const BitPairs of_rows[2] = {pair_bits(upper, 2 * t, upper, 2 * t + 1), pair_bits(lower, 2 * t, lower, 2 * t + 1)};
 #pragma unroll
     for (int k = 0; k < KERNEL_TILES; ++k) {
         Pair a[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int start = 16 * k + i / 2 * 8;
-            spread(a[i], (i % 2 ? lower : upper).word[start / 32] >> (start % 32 + 2 * t));
-        }
+        for (int i = 0; i < 4; ++i) spread(a[i], of_rows[i % 2], 2 * k + i / 2);
         multiply(sum[0], a, filters.kernel[k][0], filters.kernel[k][1]);
         multiply(sum[1], a, filters.kernel[k][2], filters.kernel[k][3]);
     }
@@ -212,7 +269,7 @@ __device__ __forceinline__ void convolve(
                 right[j] -= mean;
                 squares += left[j] * left[j] + right[j] * right[j];
             }
-            standard.scale[half] = rsqrtf(over_row(squares) / FILTERS + NORM_EPS);
+            standard.scale[half] = scale_of(over_row(squares) / FILTERS);
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -228,13 +285,13 @@ __device__ __forceinline__ void convolve(
     }
 }
 
-// Two sums over the dense layer's columns, of row g and of row g + 8, of whose 16 columns each warp has a part. All
-// threads of the block call it.
+// Two sums over the dense layer's columns, of row g and of row g + 8, of whose 16 columns each of WARPS warps has a part.
+// All threads of the block call it.
 //   place  [WARPS][16]
 __device__ __forceinline__ void over_dense(float (&sum)[2], float* place)
 {
     const int g = lane_index() >> 2;
-    const int warp = threadIdx.x >> 5;
+    const int warp = warp_of_tile();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         sum[half] = over_row(sum[half]);
@@ -246,14 +303,6 @@ __device__ __forceinline__ void over_dense(float (&sum)[2], float* place)
         sum[half] = 0.0f;
         for (int w = 0; w < DENSE_TILES; ++w) sum[half] += place[w * 16 + g + 8 * half];
     }
-}
-
-// Starts to copy the dense layer's weights of a place; a warp does.
-__device__ __forceinline__ void start_tile(Element* tile, const Element* weights, int place)
-{
-    constexpr int PIECES = TILE * (int)sizeof(Element) / 16;
-    const Bytes16* from = (const Bytes16*)(weights + DENSE_AT + (long long)place * TILE);
-    for (int i = lane_index(); i < PIECES; i += 32) start_copy((Bytes16*)tile + i, from + i);
 }
 
 // A tile of A out of rows of elements in shared memory.
