@@ -213,7 +213,7 @@ def learn(arguments: argparse.Namespace, task: Task | None, path: Path, dataset:
     if task is not None and task.demonstrations is not None:
         subprocess.run([sys.executable, ROOT / "examples" / task.demonstrations, dataset], check=True)
         overrides.append(("policy.agent.demonstrations", str(dataset)))
-    config = read_config(path, [("trainer.device", arguments.device), *overrides])
+    config = read_config(path, [("trainer.device", arguments.device), *overrides], allow_import=True)
 
     seeds, spread = range(1, arguments.seeds + 1), (arguments.jobs, overrides, arguments.gpus)
     runs = run_seeds(path, task, seeds, arguments.device, *spread)
@@ -278,7 +278,7 @@ def run_seed(
     """Trains with one seed: seconds, mean returns at first and at last, `metrics`, `paths` and what `play` finds."""
     with tempfile.TemporaryDirectory() as folder:
         ours = [("trainer.device", device), ("trainer.seed", str(seed)), ("saving.basedir", folder)]
-        trainer = Trainer(read_config(path, [*overrides, *ours]))
+        trainer = Trainer(read_config(path, [*overrides, *ours], allow_import=True))
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start

@@ -96,6 +96,8 @@ RUNS = {
     "dqn_in_rollouts": (
         "cartpole_dqn.yaml", replayed(updates_in_rollouts="true", **{"model.fc_dims": "[120, 84]"}),
     ),
+    "images": ("minatar_breakout_pqn.yaml", {"trainer.num_envs": "47", "trainer.train_batch_size": "2256",
+        "trainer.precision": "bf16", "policy.agent.num_epochs": "1", "policy.agent.num_minibatches": "1"}),
     "dqn_images": ("minatar_breakout_dqn.yaml", replayed(target_update_freq="2")),
     "dqn_layers": ("cartpole_dqn.yaml", replayed(**{"model.fc_dims": "[24, 16, 12]", "model.layer_norm": "all"})),
     "sac": ("pendulum_sac.yaml", replayed(n_step="3")),
