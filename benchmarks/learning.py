@@ -136,6 +136,11 @@ TASKS = {
     "pendulum_td3": Task("pendulum_td3.yaml", at_least=-160, num_of_ten=10, num_episodes=500),
     "pendulum_td3_distributional": Task("pendulum_td3_distributional.yaml", at_least=-160, num_episodes=500),
     "cartpole_sac": Task("cartpole_sac.yaml", at_least=475, num_of_ten=10),
+    "soccer": Task("soccer/soccer.yaml", group="left", at_least=1.0),
+    "new_env": Task(
+        "../trainers/templates/my_env/my_env.yaml", group="runner", at_least=4.0,
+        changed={"name": "trainers.templates.my_env.my_env:MyEnv"},
+    ),
     "simple_spread": Task("simple_spread.yaml"),
     "simple_spread_mappo": Task("simple_spread_mappo.yaml"),
     "simple_spread_vdn": Task("simple_spread_vdn.yaml"),
@@ -200,6 +205,7 @@ def main() -> int:
     for name in ("seeds", "jobs", "gpus"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    sys.path.insert(0, str(ROOT / "examples"))  # where train.py finds soccer
     task = TASKS.get(arguments.task)
     path = Path(arguments.config) if task is None else ROOT / "examples" / task.config
     path = path if path.exists() else ROOT / "examples" / path
