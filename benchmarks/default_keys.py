@@ -36,6 +36,9 @@ BOTH = {
     "normalize_return": ("false",),
     "normalize_reward": ("true",),
     "normalize_observation": ("true",),
+    "reward_clip": ("1.0",),
+    "critic_lr": ("0.0003",),
+    "clip_grad_norm": ("false",),
     "model.shared_trunk": ("true",),
     "model.activation": ("relu",),
     "model.fc_dims": ("[256,256]",),
@@ -57,6 +60,8 @@ ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
         "num_epochs": ("4", "15"),
         "huber_delta": ("null",),
         "max_grad_norm": ("0.5",),
+        "critic_lr": ("0.0003",),
+        "clip_grad_norm": ("false",),
         "central_critic": ("false",),
         "normalize_return": ("false",),
         "clip_value": ("false",),
@@ -65,7 +70,10 @@ ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """By algorithm: other values of each key, as YAML. No task here has agents who leave for their team: what
 credit_after_leaving is worth is told by tests/trainers/algorithms."""
-BESIDE = {"central_critic": ("policy.credit_after_leaving", "false")}
+BESIDE = {
+    "central_critic": ("policy.credit_after_leaving", "false"),
+    "reward_clip": ("policy.normalize_reward", "true"),
+}
 """What has to be given beside a key."""
 
 

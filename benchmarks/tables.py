@@ -267,7 +267,10 @@ def defaults() -> str:
 def default_keys() -> str:
     """What the runs of benchmarks/default_keys.py reached on a GPU, each key beside its default."""
     reports = [read(RESULTS, path.name) for path in sorted(RESULTS.glob("default_keys_*cuda.json"))]
-    results = {label: one for report in reports for label, one in report["results"].items()}
+    results: dict[str, dict] = {}
+    for report in reports:
+        for label, one in report["results"].items():
+            results.setdefault(label, one)  # the defaults of whichever comes first
     if not results:
         return ""
 
@@ -279,7 +282,7 @@ def default_keys() -> str:
         return told["agent"] if "agent" in told else ", ".join(f"{side} {mean}" for side, mean in told.items())
 
     rows = []
-    for label, one in results.items():
+    for label, one in sorted(results.items(), key=lambda pair: pair[0].partition(" ")[0]):
         algorithm, _, key = label.partition(" ")
         told = f"`{key.removeprefix('policy.').replace('=', ': ')}`" if key else "**defaults**"
         rows.append((algorithm, told, *(cell(one.get(task)) for task in ("acrobot", "simple_spread", "tag_gridworld"))))

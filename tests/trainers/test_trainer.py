@@ -80,6 +80,19 @@ def test_taggers_learn_to_catch_a_runner_that_stays(tiny):
     assert last > 9.0
 
 
+def test_no_critic_of_continuous_tag_believes_in_more_than_its_runners_can_earn(tmp_path, device):
+    """1, where time is up, for good. Of a game that went on there it would believe in ever more, 9 by then."""
+    env = {"num_taggers": 2, "num_runners": 4, "episode_length": 10, "grid_length": 5.0}
+    settings = {"num_envs": 20, "train_batch_size": 200, "total_timesteps": 8_000, "device": device}
+    config = {
+        "name": "tag_continuous", "env": env, "trainer": settings, "saving": {"basedir": str(tmp_path)},
+        "policy": {name: {"algorithm": "PPO"} for name in ("tagger", "runner")},
+    }  # fmt: skip
+    trainer = Trainer(read_config(config))
+    trainer.train()
+    assert 0.9 < reports_of(trainer.run.path)[-1]["train/runner/value_max"] < 1.5
+
+
 def test_speed_is_env_steps_by_seconds_and_counts_only_what_was_done_since_a_restore(tiny, capsys):
     first = Trainer(tiny())
     first.iterate()
