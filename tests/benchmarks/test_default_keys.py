@@ -45,7 +45,7 @@ def test_a_key_is_tried_on_each_task_and_told_beside_the_default(run, monkeypatc
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--keys", "num_epoch"), "--keys: num_epoch is none of clip_param, "),
+        (("--keys", "num_epoch"), "--keys: num_epoch is none of clip_grad_norm, "),
         (("--algorithms", "MAPPO", "--only", "acrobot"), "MAPPO has no row of acrobot in defaults.py"),
         (("--seeds", "0"), "--seeds must be at least 1, got 0"),
         (("--jobs", "-1"), "--jobs must be at least 1, got -1"),
