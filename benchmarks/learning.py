@@ -4,8 +4,8 @@ python benchmarks/learning.py --task cartpole --seeds 1 --device cpu    # a minu
 python benchmarks/learning.py --config tag.yaml --seeds 3 --device cpu  # any config, without a score to reach
 
 Exit code 1, with one line, if the score is missed. A score is the mean return of whole episodes in envs of their own,
-in which policies take their likeliest action; in Tag, trained and untrained policies play each other instead, and draw
-their actions. The learning curve is of the episodes that were trained on: interquartile mean over the seeds, with its
+in which policies take their likeliest action, or draw it where a task says so; in Tag, trained and untrained policies
+play each other instead, and draw their actions. The learning curve is of the episodes that were trained on: interquartile mean over the seeds, with its
 95 % bootstrap interval.
 """
 
@@ -60,6 +60,8 @@ class Task:
     """Of an evaluation."""
     figure: str | None = None
     """Of the env's, which is the score in place of returns."""
+    draws: bool = False
+    """Whether actions are drawn there, as in a game whose players may wait for each other for ever by their likeliest."""
     crosses: bool = False
     """Whether trained and untrained policies of its groups play each other, instead of a score."""
     at_most: float | None = None
@@ -136,9 +138,9 @@ TASKS = {
     "pendulum_td3": Task("pendulum_td3.yaml", at_least=-160, num_of_ten=10, num_episodes=500),
     "pendulum_td3_distributional": Task("pendulum_td3_distributional.yaml", at_least=-160, num_episodes=500),
     "cartpole_sac": Task("cartpole_sac.yaml", at_least=475, num_of_ten=10),
-    "soccer": Task("soccer/soccer.yaml", group="left", at_least=1.0),
+    "soccer": Task("soccer/soccer.yaml", group="left", at_least=1.0, num_of_ten=10, draws=True),
     "new_env": Task(
-        "../trainers/templates/my_env/my_env.yaml", group="runner", at_least=4.0,
+        "../trainers/templates/my_env/my_env.yaml", group="runner", at_least=4.0, num_of_ten=10,
         changed={"name": "trainers.templates.my_env.my_env:MyEnv"},
     ),
     "simple_spread": Task("simple_spread.yaml"),
@@ -302,7 +304,8 @@ def play(task: Task, trainer: Trainer) -> dict[str, Any]:
     config, env = trainer.config, load_env(trainer.config.name, trainer.config.env)
     seed = EvaluationConfig().seed
     if not task.crosses:
-        score = Evaluation(env, trainer.policies, task.num_episodes, seed, trainer.backend).play()
+        how = {"greedy": not task.draws}
+        score = Evaluation(env, trainer.policies, task.num_episodes, seed, trainer.backend, **how).play()
         if task.figure is not None:
             return {"score": {task.group: score.mean_figures()[task.figure]}}
         return {"score": {group: score.mean_of(group) for group in score.groups}}
