@@ -5,8 +5,8 @@ python benchmarks/learning.py --config tag.yaml --seeds 3 --device cpu  # any co
 
 Exit code 1, with one line, if the score is missed. A score is the mean return of whole episodes in envs of their own,
 in which policies take their likeliest action, or draw it where a task says so; in Tag, trained and untrained policies
-play each other instead, and draw their actions. The learning curve is of the episodes that were trained on: interquartile mean over the seeds, with its
-95 % bootstrap interval.
+play each other instead, and draw their actions. The learning curve is of the episodes that were trained on:
+interquartile mean over the seeds, with its 95 % bootstrap interval.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Task:
     figure: str | None = None
     """Of the env's, which is the score in place of returns."""
     draws: bool = False
-    """Whether actions are drawn there, as in a game whose players may wait for each other for ever by their likeliest."""
+    """Whether actions are drawn there: players of a game may wait for each other by their likeliest ones."""
     crosses: bool = False
     """Whether trained and untrained policies of its groups play each other, instead of a score."""
     at_most: float | None = None
