@@ -148,7 +148,7 @@ class LearningPlan:
     def num_bytes(self) -> dict[str, int]:
         """By what holds them, besides the optimiser's memory."""
         tables = 8 + 4 * 4 + 1  # where a parameter's gradient is, its parts, name and number; whether it is a critic's
-        tables += 16 if self.policy.request.norms_input else 0  # and where, when its parts are added up
+        tables += 24 if self.policy.request.norms_input else 0  # all but the last again, when its parts are added up
         return {
             "order of samples": (5 if self.sequences else 4) * self.num_ordered,
             "samples": self.bytes_of_samples,

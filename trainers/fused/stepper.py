@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,6 +55,27 @@ class Slices:
         return {**of_first, "first_slices": self.first, "other_slices": self.other}
 
 
+class Parts:
+    """What add_up_gradient is told of a gradient's parts: `given`, and for how many blocks.
+
+    Args:
+        place, stride, num_parts, name: [parameter], as fused_step.cu has them; int64, and int32.
+        device: of what is given.
+    """
+
+    def __init__(
+        self, place: torch.Tensor, stride: torch.Tensor, num_parts: torch.Tensor, name: torch.Tensor,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        slices, is_other = Slices.of(num_parts)
+        number = torch.argsort(is_other * (int(place.max()) + 1) + place)
+        tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
+        self.num_blocks = slices.num_blocks(len(place))
+        self.tables = {key: table[number].to(device) for key, table in tables.items()}
+        self.tables["number"] = number.int().to(device)
+        self.given = {**self.tables, **slices.arguments}
+
+
 class Stepper:
     """Steps of Adam of a packed policy's parameters; the optimiser's memory becomes views of one piece.
 
@@ -87,19 +107,13 @@ class Stepper:
             start = packed.numbers[id(parameter)]
             name[start : start + parameter.numel()] = number
             is_critic[start : start + parameter.numel()] = id(parameter) in of_critic
-        self._slices, is_other = Slices.of(num_parts)
-        self._num_groups = self._slices.num_blocks(size)
         self.gradient, self._squares = new(size), new(most_groups(size))
-        number = torch.argsort(is_other * (int(place.max()) + 1) + place)
-        tables = {"place": place, "stride": stride, "num_parts": num_parts, "name": name}
-        self._tables = {key: table[number].to(device) for key, table in tables.items()}
-        self._tables["number"] = number.int().to(device)
+        self._told, self._of_whole = Parts(place, stride, num_parts, name, device), None
         self._is_critic = is_critic.to(device)
-        self._tables_of_one_part = {}
         if learner.world.size > 1 or packed.norms is not None:
             # By these add_up_gradient looks at a gradient that is added up already, and sums its squares.
-            zeros = torch.zeros(size, dtype=torch.int32, device=device)
-            self._tables_of_one_part = {"place": number.to(device), "stride": zeros, "num_parts": zeros + 1}
+            zeros = torch.zeros(size, dtype=torch.int32)
+            self._of_whole = Parts(torch.arange(size), zeros, zeros + 1, name, device)
 
     def prepare(
         self, figures: torch.Tensor, told: torch.Tensor, step_before: torch.Tensor, step_after: torch.Tensor,
@@ -117,24 +131,24 @@ class Stepper:
         """
         learner, packed, guard = self.learner, self.packed, self.learner.guard
         name, config = learner.group.name, learner.config
-        adds = LaunchShape(self._num_groups + 1, (STEP_THREADS, 1))
         steps = LaunchShape(-(-len(packed.parameter) // STEP_THREADS), (STEP_THREADS, 1))
         found = {"halted": guard.flag_of(name), "first_loss": guard.place_of("loss", name)}
         found["first_name"] = guard.place_of("gradient", name)
         into = {"gradient": self.gradient, "squares": self._squares, "num_parameters": len(packed.parameter)}
         into["told"] = told
-        add_up = partial(
-            packed.step_functions.prepare, "add_up_gradient", adds, figures=figures, **found, **into,
-            **self._slices.arguments,
-        )  # fmt: skip
-        calls = [add_up(parts=self._parts, num_figure_rows=len(figures), **self._tables)]
+
+        def add_up(parts: torch.Tensor, of_parts: Parts, num_figure_rows: int) -> Call:
+            adds = LaunchShape(of_parts.num_blocks + 1, (STEP_THREADS, 1))
+            given = {**found, **into, **of_parts.given, "parts": parts, "num_figure_rows": num_figure_rows}
+            return packed.step_functions.prepare("add_up_gradient", adds, figures=figures, **given)
+
+        calls = [add_up(self._parts, self._told, len(figures))]
         if learner.world.size > 1:
             calls.append(lambda: self._reduce(told[:NUM_FIGURES], *also))
         if packed.norms is not None:
             calls.append(packed.norms.prepare_unfold(self.gradient))
-        if self._tables_of_one_part:
-            of_one_part = {**self._tables, **self._tables_of_one_part}
-            calls.append(add_up(parts=self.gradient, num_figure_rows=0, **of_one_part))
+        if self._of_whole is not None:
+            calls.append(add_up(self.gradient, self._of_whole, 0))
         step = packed.step_functions.prepare(
             "adam_step",
             steps,
@@ -157,7 +171,7 @@ class Stepper:
             target_elements=packed.elements if target is None else target.elements,
             target_biases=told if target is None else target.biases,
             num_counts=step_after.numel(),
-            num_groups=self._num_groups,
+            num_groups=(self._of_whole or self._told).num_blocks,
             max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
             target_kl=target_kl,
             follows=target is not None,

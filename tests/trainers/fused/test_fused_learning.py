@@ -319,7 +319,7 @@ def test_the_plan_tells_the_bytes_of_what_is_made(make, way):
         "samples": [fused._samples],
         "records": [one.records for one in fused._networks],
         "parts of the gradient": [one.parts for one in fused._networks],
-        "gradient": [by.gradient, by._squares, by._is_critic, *by._tables.values()],
+        "gradient": [by.gradient, by._squares, by._is_critic, *by._told.tables.values()],
         "rows of features": [*fused._rows.values()],
         "figures": [fused._figures, fused._sums, fused.told],
     }
