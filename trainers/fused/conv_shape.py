@@ -163,7 +163,7 @@ class ConvShape(LayersShape):
         return of_dense + self.num_groups * of_filters
 
     @property
-    def num_sums(self) -> int:
+    def num_row_sums(self) -> int:
         return self.sizes_of_parts[2]
 
     def gradient_places(self, way: Way) -> list[Pair]:

@@ -68,7 +68,7 @@ class LayersShape(Shape):
         return sum(rows * out for rows, (out, _) in zip(self.rows_of_biases, self.padded, strict=True))
 
     @property
-    def num_sums(self) -> int:
+    def num_row_sums(self) -> int:
         """Of the gradient, that each block of rows adds up."""
         return self.num_biases
 

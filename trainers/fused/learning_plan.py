@@ -67,7 +67,7 @@ class GradientPlan:
     def size_of_parts(self) -> int:
         """Numbers of all parts."""
         of_cell = 0 if self.cell is None else self.num_parts * self.cell.bias_size
-        of_rows = self.num_row_blocks * self.shape.num_sums if isinstance(self.shape, LayersShape) else 0
+        of_rows = self.num_row_blocks * self.shape.num_row_sums if isinstance(self.shape, LayersShape) else 0
         return self.num_parts * self.part_size + of_rows + of_cell
 
     @property

@@ -75,7 +75,7 @@ __device__ __forceinline__ float slope(float activated)
 // ----------------------------------------------------------------------------------------------- images
 
 // Four bytes, each 0 or 1, as bits.
-__device__ __forceinline__ unsigned bits_of(unsigned four)
+__device__ __forceinline__ unsigned bits_of_bytes(unsigned four)
 {
     return four * 0x10204080u >> 28;
 }
@@ -100,12 +100,12 @@ __device__ __forceinline__ void load_images(
                     if (start + k >= BITS) break;
                     const Bytes16 piece = *(const Bytes16*)(image + start + k);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) found |= bits_of(piece.word[i]) << (k + 4 * i);
+                    for (int i = 0; i < 4; ++i) found |= bits_of_bytes(piece.word[i]) << (k + 4 * i);
                 }
             } else if constexpr ((BITS | PITCH | STRIDE | FIRST) % 4 == 0) {
 #pragma unroll
                 for (int k = 0; k < 32; k += 4) {
-                    if (start + k < BITS) found |= bits_of(*(const unsigned*)(image + start + k)) << k;
+                    if (start + k < BITS) found |= bits_of_bytes(*(const unsigned*)(image + start + k)) << k;
                 }
             } else {
                 for (int k = 0; k < 32 && start + k < BITS; ++k) found |= (unsigned)image[start + k] << k;
