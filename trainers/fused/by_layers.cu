@@ -24,17 +24,13 @@ __device__ __forceinline__ float slope(float activated)
     return activated > 0.0f ? 1.0f : 0.0f;
 }
 
-struct alignas(16) Floats {
-    float value[4];
-};
-
 __device__ __forceinline__ void read_floats(float (&found)[COLUMNS], const float* place)
 {
 #pragma unroll
     for (int i = 0; i < COLUMNS; i += 4) {
         const Floats four = *(const Floats*)(place + i);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) found[i + k] = four.value[k];
+        for (int k = 0; k < 4; ++k) found[i + k] = four.of[k];
     }
 }
 

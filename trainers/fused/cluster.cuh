@@ -49,20 +49,6 @@ __device__ __forceinline__ void leave_cluster()
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// What wait_for_bytes of bulk.cuh does, where it is other blocks of the cluster that send them.
-__device__ __forceinline__ void wait_for_bytes_of_cluster(unsigned long long* arrival, int round)
-{
-    const unsigned place = (unsigned)__cvta_generic_to_shared(arrival);
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(place),
-        "r"(round & 1)
-        : "memory");
-}
 // The same place in the shared memory of a block of the cluster.
 __device__ __forceinline__ unsigned place_in_block(const void* shared, int block)
 {

@@ -25,10 +25,6 @@ struct Backward {
 };
 static_assert(BACKWARD_BYTES >= Backward::BYTES, "conv_backward has too little shared memory");
 
-struct alignas(16) Floats {
-    float value[4];
-};
-
 // Starts to copy the dense layer's weights of a place; a warp does.
 __device__ __forceinline__ void start_tile(Element* tile, const Element* weights, int place)
 {

@@ -76,7 +76,7 @@ __device__ __forceinline__ void expect_parts(unsigned long long* arrival)
 __device__ __forceinline__ void wait_for_parts(unsigned long long* arrival)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    wait_for_bytes_of_cluster(arrival, 0);
+    wait_for_bytes<true>(arrival, 0);
 #endif
 }
 // A warp's tile of sums, as pairs of A stand, to one of them.

@@ -27,6 +27,9 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 struct alignas(8) FloatPair {
     float low, high;
 };
+struct alignas(16) Floats {
+    float of[4];
+};
 struct alignas(16) Bytes16 {
     unsigned word[4];
 };

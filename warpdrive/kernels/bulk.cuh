@@ -29,18 +29,27 @@ __device__ __forceinline__ void start_bulk_copy(
         : "memory");
 }
 // Waits until all bytes have come; `round` counts the times that this place was filled, from 0.
+//   OF_CLUSTER  whether other blocks of the cluster sent them
+template <bool OF_CLUSTER = false>
 __device__ __forceinline__ void wait_for_bytes(unsigned long long* arrival, int round)
 {
     const unsigned place = (unsigned)__cvta_generic_to_shared(arrival);
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}\n" ::"r"(place),
-        "r"(round & 1)
-        : "memory");
+#define WAIT_IN(SCOPE)                                                        \
+    asm volatile(                                                             \
+        "{\n"                                                                 \
+        ".reg .pred done;\n"                                                  \
+        "again:\n"                                                            \
+        "mbarrier.try_wait.parity" SCOPE ".shared::cta.b64 done, [%0], %1;\n" \
+        "@!done bra again;\n"                                                 \
+        "}\n" ::"r"(place),                                                   \
+        "r"(round & 1)                                                        \
+        : "memory")
+    if constexpr (OF_CLUSTER) {
+        WAIT_IN(".acquire.cluster");
+    } else {
+        WAIT_IN("");
+    }
+#undef WAIT_IN
 }
 // The other way, by any thread; `finish_bulk_stores` waits until it may change what it gave.
 __device__ __forceinline__ void start_bulk_store(void* global, const void* shared, int num_bytes)

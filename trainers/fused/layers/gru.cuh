@@ -63,12 +63,9 @@ __device__ __forceinline__ void load_rows(Pair (&a)[4], const Element* rows, int
     }
 }
 
-// Four neighbouring units of a row: as elements, and as floats.
+// Four neighbouring units of a row as elements; as floats they are Floats.
 struct alignas(4 * sizeof(Element)) Four {
     Pair pair[2];
-};
-struct alignas(16) Floats {
-    float of[4];
 };
 __device__ __forceinline__ Floats floats(const Four& four)
 {
