@@ -23,7 +23,7 @@ from trainers.settings.config import TrainerConfig
 from trainers.trainer import make_backend
 
 NUM_ENVS = 100
-TASKS = ("acrobot", "simple_spread", "tag_gridworld")
+TASKS = ("acrobot", "simple_spread", "tag_gridworld", "pendulum")
 BOTH = {
     "lr": ("0.002", "0.0003"),
     "num_minibatches": ("4",),
@@ -42,6 +42,12 @@ BOTH = {
     "model.shared_trunk": ("true",),
     "model.activation": ("relu",),
     "model.fc_dims": ("[256,256]",),
+    "model.layer_norm": ("hidden", "true"),
+    "model.type": ("gru", "lstm"),
+    "model.sequence_length": ("5",),
+    "agent_id": ("true",),
+    "model.log_std_init": ("-1.0", "1.0"),
+    "model.squash_actions": ("true",),
 }
 ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "A2C": {**BOTH, "max_grad_norm": ("0.5",), "min_advantage_std": ("0.0", "0.3")},
@@ -73,8 +79,11 @@ credit_after_leaving is worth is told by tests/trainers/algorithms."""
 BESIDE = {
     "central_critic": ("policy.credit_after_leaving", "false"),
     "reward_clip": ("policy.normalize_reward", "true"),
+    "model.sequence_length": ("policy.model.type", "gru"),
 }
 """What has to be given beside a key."""
+ONLY_IN = {"model.log_std_init": "pendulum", "model.squash_actions": "pendulum", "agent_id": "simple_spread"}
+"""The task that has what a key is about: Box actions, several agents of one policy."""
 
 
 def main() -> int:
@@ -100,6 +109,7 @@ def main() -> int:
         for algorithm in arguments.algorithms
         if algorithm in ROWS[task].algorithms
         for key, value in [("", ""), *alternatives(algorithm, arguments.keys)]
+        if ONLY_IN.get(key, task) == task
     ]
     if not lines:
         parser.error(f"{', '.join(arguments.algorithms)} has no row of {', '.join(arguments.only)} in defaults.py")
@@ -112,7 +122,8 @@ def main() -> int:
     results: dict[str, dict[str, Any]] = defaultdict(dict)
     for task, algorithm, key, value in lines:
         runs = itertools.islice(done, arguments.seeds)
-        label = f"{algorithm} {key}={value}" if key else algorithm
+        given = ", ".join(f"{name.removeprefix('policy.')}={text}" for name, text in overrides(key, value))
+        label = f"{algorithm} {given}".rstrip()
         results[label][task] = [
             run.get("score") or {side: one["mean"] for side, one in run["gain"].items()} for run in runs
         ]

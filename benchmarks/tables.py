@@ -270,7 +270,7 @@ def default_keys() -> str:
     results: dict[str, dict] = {}
     for report in reports:
         for label, one in report["results"].items():
-            results.setdefault(label, one)  # the defaults of whichever comes first
+            results[label] = one | results.get(label, {})  # of what was measured twice, the first
     if not results:
         return ""
 
@@ -281,18 +281,19 @@ def default_keys() -> str:
         told = {side: f"{mean:.{0 if abs(mean) > 50 else 1 if abs(mean) > 5 else 2}f}" for side, mean in means.items()}
         return told["agent"] if "agent" in told else ", ".join(f"{side} {mean}" for side, mean in told.items())
 
-    rows = []
+    rows, tasks = [], ("acrobot", "simple_spread", "tag_gridworld", "pendulum")
     for label, one in sorted(results.items(), key=lambda pair: pair[0].partition(" ")[0]):
         algorithm, _, key = label.partition(" ")
-        told = f"`{key.removeprefix('policy.').replace('=', ': ')}`" if key else "**defaults**"
-        rows.append((algorithm, told, *(cell(one.get(task)) for task in ("acrobot", "simple_spread", "tag_gridworld"))))
+        keys = re.split(r", (?=[a-z_.]+=)", key) if key else []
+        told = ", ".join(f"`{one.replace('=', ': ')}`" for one in keys) or "**defaults**"
+        rows.append((algorithm, told, *(cell(one.get(task)) for task in tasks)))
     number = max(len(runs) for one in results.values() for runs in one.values())
     return (
         f"**What each default is worth** (`python benchmarks/default_keys.py --seeds {number} --device cuda`): one key "
         f"has another value, all others their defaults, 100 envs. Means over {number} seeds: the greedy return; in "
         "Tag, what a trained side gains over an untrained one, in rewards of an episode. Single seeds differ by 1 and "
         "more in simple_spread, and by 0.8 a side in Tag: what differs less from its default says nothing.\n\n"
-        + table("algorithm", "key", "acrobot", "simple_spread", "tag_gridworld", rows=rows)
+        + table("algorithm", "key", *tasks, rows=rows)
     )
 
 
