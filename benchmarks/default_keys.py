@@ -10,6 +10,7 @@ one, and each is the mean over the seeds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import sys
 from collections import defaultdict
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from defaults import ROWS, all_runs
-from report import write_report
+from report import save_report, write_report
 
 from trainers.settings.config import TrainerConfig
 from trainers.trainer import make_backend
@@ -82,8 +83,14 @@ BESIDE = {
     "model.sequence_length": ("policy.model.type", "gru"),
 }
 """What has to be given beside a key."""
-ONLY_IN = {"model.log_std_init": "pendulum", "model.squash_actions": "pendulum", "agent_id": "simple_spread"}
-"""The task that has what a key is about: Box actions, several agents of one policy."""
+ONLY_IN = {
+    "model.log_std_init": "pendulum",
+    "model.squash_actions": "pendulum",
+    "model.type": "pendulum",
+    "model.sequence_length": "pendulum",
+    "agent_id": "simple_spread",
+}
+"""The one task that a key is tried on: what it is about is there alone, or its runs take many times as long."""
 
 
 def main() -> int:
@@ -119,6 +126,8 @@ def main() -> int:
         for seed in range(1, arguments.seeds + 1)
     ]
     done = all_runs(work, arguments.jobs)
+    backend = make_backend(TrainerConfig(device=arguments.device))
+    where = (f"default_keys_{arguments.name or backend.name}", backend)
     results: dict[str, dict[str, Any]] = defaultdict(dict)
     for task, algorithm, key, value in lines:
         runs = itertools.islice(done, arguments.seeds)
@@ -128,8 +137,9 @@ def main() -> int:
             run.get("score") or {side: one["mean"] for side, one in run["gain"].items()} for run in runs
         ]
         print(label, task, results[label][task], file=sys.stderr)
-    backend = make_backend(TrainerConfig(device=arguments.device))
-    write_report(f"default_keys_{arguments.name or backend.name}", backend, dict(results), arguments.out)
+        with contextlib.suppress(OSError):  # which is told at the end
+            save_report(*where, dict(results), arguments.out)
+    write_report(*where, dict(results), arguments.out)
     return 0
 
 

@@ -11,9 +11,9 @@ from trainers.settings.read_config import read_config
 
 @pytest.mark.parametrize("algorithm", default_keys.ALTERNATIVES)
 def test_every_key_is_one_and_every_value_is_another_than_the_default(algorithm):
-    env = {"name": "cartpole", "trainer": {"num_envs": 4, "total_timesteps": 400}}
-    default = read_config({**env, "policy": {"agent": {"algorithm": algorithm}}})
     for key, value in default_keys.alternatives(algorithm, None):
+        env = {"name": default_keys.ONLY_IN.get(key, "cartpole"), "trainer": {"num_envs": 4, "total_timesteps": 400}}
+        default = read_config({**env, "policy": {"agent": {"algorithm": algorithm}}})
         config = {**env, "trainer": dict(env["trainer"]), "policy": {"agent": {"algorithm": algorithm}}}
         for name, text in default_keys.overrides(key, value):
             section, *parents, last = name.split(".")
@@ -39,13 +39,13 @@ def test_a_key_is_tried_on_each_task_and_told_beside_the_default(run, monkeypatc
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "out")
     lines = tables.default_keys().splitlines()
     mean = sum(scores) / 2
-    assert lines[-1] == f"| PPO | `num_epochs: 10` | {mean:.0f} | - | - |"
+    assert lines[-1] == f"| PPO | `num_epochs: 10` | {mean:.0f} | - | - | - |"
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--keys", "num_epoch"), "--keys: num_epoch is none of clip_grad_norm, "),
+        (("--keys", "num_epoch"), "--keys: num_epoch is none of agent_id, "),
         (("--algorithms", "MAPPO", "--only", "acrobot"), "MAPPO has no row of acrobot in defaults.py"),
         (("--seeds", "0"), "--seeds must be at least 1, got 0"),
         (("--jobs", "-1"), "--jobs must be at least 1, got -1"),
