@@ -70,15 +70,22 @@ def word_of(argument: Any) -> int:
 
 
 def of_several(text: str, kernel: str, parameters: Sequence[Parameter], words: Sequence[int]) -> str:
-    """A kernel as a function that block after block calls, each with arguments of its own: `words`, as constants, which
-    are read anew at each use, as a kernel's arguments are, so that no register holds them in between."""
+    """A kernel as a function that block after block calls, each with arguments of its own, out of `words`, which are
+    kept in shared memory and read anew at each use, so that no register holds them in between."""
     of_kernel = re.compile(rf'extern "C" __global__ void __launch_bounds__\(THREADS\) {kernel}\([^)]*\)')
     names = [f"{one.ctype}{'*' if one.is_pointer else ''}" for one in parameters]
     given = ", ".join(f"Argument<{names[i]}, {i}> {one.name}" for i, one in enumerate(parameters))
     text, number = of_kernel.subn(f"__device__ __forceinline__ void {kernel}_of({given})", text)
     if number != 1:
         raise ValueError(f"{kernel} begins otherwise")
-    return f"""__constant__ const unsigned long long ARGUMENTS[] = {{{", ".join(f"{word}ull" for word in words)}}};
+    return f"""__device__ const unsigned long long ARGUMENTS[] = {{{", ".join(f"{word}ull" for word in words)}}};
+
+// The block's own.
+__device__ __forceinline__ volatile unsigned long long* arguments()
+{{
+    __shared__ unsigned long long words[{len(parameters)}];
+    return words;
+}}
 
 template <typename T>
 __device__ __forceinline__ void read(T& value, unsigned long long word) {{ value = (T)word; }}
@@ -89,16 +96,10 @@ __device__ __forceinline__ void read(float& value, unsigned long long word)
 
 template <typename T, int I>
 struct Argument {{
-    unsigned first;  // of the block's
-
     __device__ __forceinline__ operator T() const
     {{
-        unsigned now = first;
-#ifndef WARPDRIVE_CPU
-        asm volatile("" : "+r"(now));  // a compiler takes it for another number each time
-#endif
         T value;
-        read(value, ARGUMENTS[now + I]);
+        read(value, arguments()[I]);
         return value;
     }}
 }};
@@ -106,7 +107,11 @@ struct Argument {{
 {text}
 extern "C" __global__ void __launch_bounds__(THREADS) {kernel}(const int* plays)
 {{
-    const unsigned first = blockIdx.x * {len(parameters)};
-    if (plays[blockIdx.x]) {kernel}_of({", ".join("{first}" for _ in parameters)});
+    if (!plays[blockIdx.x]) return;
+    for (int i = threadIdx.x; i < {len(parameters)}; i += THREADS) {{
+        arguments()[i] = ARGUMENTS[blockIdx.x * {len(parameters)} + i];
+    }}
+    __syncthreads();
+    {kernel}_of({", ".join("{}" for _ in parameters)});
 }}
 """

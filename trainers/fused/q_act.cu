@@ -45,8 +45,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_act(
 #pragma unroll 1
     for (int t = 0; t < num_steps; ++t) {
         const long long step = (long long)t * NUM_ENVS;
-        act(choice, observation + step * SEEN_COLUMNS * NUM_FEATURES, seed, env_step, epsilon, exponents,
-            action + step * NUM_COLUMNS, q_value + step * GROUP_SIZE);
+        see(choice, observation + step * SEEN_COLUMNS * NUM_FEATURES);
+        __syncthreads();
+        act(choice, seed, env_step, epsilon, exponents, action + step * NUM_COLUMNS, q_value + step * GROUP_SIZE);
         STEP_ENVS(t)
     }
 }

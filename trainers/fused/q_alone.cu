@@ -152,11 +152,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         __syncthreads();
         if (next_row >= 0) {
             Next& next = shared.next[next_row];
-            const Fate fate = look_at_next(), before = next.fate;
             const int back = newest - next.item.slot + (next.item.slot > newest ? NUM_SLOTS : 0);
-            const bool is_other = fate.code != before.code || fate.num_steps != before.num_steps;
-            next.is_stale = !is_gathered || back < N_STEP || is_other;
-            next.fate = fate;
+            next.is_stale = !is_gathered || back < N_STEP;
+            if (next.is_stale || progress.has_lost) {
+                const Fate fate = look_at_next(), before = next.fate;
+                next.is_stale |= fate.code != before.code || fate.num_steps != before.num_steps;
+                next.fate = fate;
+            }
         }
         __syncthreads();
         const Next& given = shared.next[row];
@@ -184,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             float squares = 0.0f;
             constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
             if (!is_last || PLAYS) draw_next(now() + (is_last ? 1 : 0), progress.num_draws + 1);
-            if (tid == 0) {
+            if (tid == THREADS - ROWS - 1) {  // of a warp that has nothing else to do now
                 const float made = progress.num_adam_steps + 1.0f;
                 shared.rates.follows = (progress.num_made + 1) % TARGET_FREQ == 0;
                 shared.rates.step_size = progress.rate / -expm1f(made * -0.105360516f);  // 1 - 0.9^steps, see adam_step
@@ -229,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
 #pragma unroll
             for (int warp = 0; warp < WARPS; ++warp) all_squares += shared.squares[warp];
             const float length = sqrtf(all_squares);
-            if (!progress.is_halted && !isfinite(length)) {  // the first tensor is told
+            if (__builtin_expect(!progress.is_halted && !isfinite(length), 0)) {  // the first tensor is told
                 long long first = NOTHING_FOUND;
                 for_each_slot([&](int slot, const Owned& owned) {
                     const Quad one = gradient_in(slot);
@@ -279,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                             part(parameter[i], shared.weight[0] + owned.element, owned.down, rest_of(slot));
                         });
                     }
-                    if (!rates.follows) continue;
+                    if (__builtin_expect(!rates.follows, TARGET_FREQ > 1)) continue;
                     for_some_slots(first, [&](int slot, int i, const Owned& owned) {
                         Quad& next = following[i];
 #pragma unroll
@@ -291,6 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                         part(next, shared.weight[1] + owned.element, owned.down, unused);
                     });
                 }
+#pragma unroll 1
                 for (int i = tid; i < BIASES; i += THREADS) {
                     float& bias = shared.bias[0][i];
                     if (!is_halted) {
@@ -313,10 +316,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
 
 #ifdef STEP_ENVS
     static_assert(2 * PLAYED_ROWS <= ROWS && PITCH0 <= PITCH_OUT * (ROWS / PLAYED_ROWS), "no room to play in");
-    // What is acted by lies where rows of an update are between updates.
+    // What is acted by lies where rows of an update are between updates; what is seen in what is left of shared memory,
+    // if it has room there.
+    constexpr int SEEN_AT = SHARED_BYTES - PLAYED_ROWS * PITCH0 * (int)sizeof(Element);
+    constexpr bool KEEPS_SEEN = (int)sizeof(Shared) + STORED * THREADS * (int)sizeof(Quad) <= SEEN_AT;
     float* numbers = (float*)(shared.hidden1 + PLAYED_ROWS * PITCH1);
+    Element* features = KEEPS_SEEN ? (Element*)(memory + SEEN_AT) : shared.delta_out;
     const Choice<PLAYED_ROWS> choice = {
-        shared.weight[0], shared.bias[0], shared.delta_out, shared.hidden1, shared.hidden2, numbers,
+        shared.weight[0], shared.bias[0], features, shared.hidden1, shared.hidden2, numbers,
         numbers + PLAYED_ROWS * CHOICE_PITCH, numbers + PLAYED_ROWS * (CHOICE_PITCH + 1)};
     const auto made_after = [&](long long steps) {
         return updates_by(progress.steps_before + steps * NUM_ENVS, learning_starts, replay_ratio[0]);
@@ -327,6 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         progress.due_then = are_there ? (int)(made_after(t + 1) - progress.made_then) : 0;
     };
     if (tid == 0) plan_updates(0);
+    for (int i = tid; KEEPS_SEEN && i < PLAYED_ROWS * PITCH0; i += THREADS) narrow(features[i], 0.0f);
     __syncthreads();
     int slot = (int)(progress.begin % NUM_SLOTS);
 #pragma unroll 1
@@ -335,15 +343,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         if (tid == 0) {
             progress.num_made = progress.made_then;
             progress.num_due = progress.due_then;
+            progress.has_lost = 0;
         }
         const long long step = (long long)t * NUM_ENVS;
-        act(choice, seen + step * SEEN_COLUMNS * NUM_FEATURES, progress.env_seed, env_step, epsilon, exponents,
-            acted + step * NUM_COLUMNS, q_value + step * GROUP_SIZE);
+        if (!KEEPS_SEEN || t == 0) {
+            see(choice, seen + step * SEEN_COLUMNS * NUM_FEATURES);
+            __syncthreads();
+        }
+        act(choice, progress.env_seed, env_step, epsilon, exponents, acted + step * NUM_COLUMNS,
+            q_value + step * GROUP_SIZE);
         STEP_ENVS(t)
         if (tid == THREADS / 2) plan_updates(t + 1);
-        keep_step({seen, acted, q_value, paid, terminated, truncated, last, truncations},
-                  {done, observation, side, reward, action, side_step, num_truncated, num_dropped}, t,
-                  progress.begin + t, slot);
+        keep_step<KEEPS_SEEN>(
+            {seen, acted, q_value, paid, terminated, truncated, last, truncations},
+            {done, observation, side, reward, action, side_step, num_truncated, num_dropped}, t, progress.begin + t,
+            slot, &progress.has_lost, features);
         if (progress.num_due > 0) make_updates(t, slot);
         slot = slot_after(slot, 1);
     }

@@ -243,7 +243,7 @@ __device__ __forceinline__ void gradient_of_rows(
         if (Share::BLOCKS % WARPS == 0 || unit < Share::BLOCKS) {
             const Tiles<true, true, DELTA_PITCH> of_a(delta + out * 16);
             const Tiles<false, true, PITCH> of_b(given + column * 16);
-#pragma unroll
+#pragma unroll 4
             for (int row = 0; row < ROWS; row += 16) {
                 Pair a[BLOCK.down][4], b[BLOCK.across][4];
 #pragma unroll
@@ -307,6 +307,24 @@ struct alignas(8) Rest {
     unsigned pair[2];
 };
 
+// The lower halves of two words as one, or their upper ones: in one instruction each.
+__device__ __forceinline__ unsigned lower_halves(unsigned low, unsigned high)
+{
+#ifdef WARPDRIVE_CPU
+    return (low & 0xffffu) | high << 16;
+#else
+    return __byte_perm(low, high, 0x5410);
+#endif
+}
+__device__ __forceinline__ unsigned upper_halves(unsigned low, unsigned high)
+{
+#ifdef WARPDRIVE_CPU
+    return low >> 16 | (high & 0xffff0000u);
+#else
+    return __byte_perm(low, high, 0x7632);
+#endif
+}
+
 // A quad of weights, at `weight` and `down` elements further on, made whole by the rest of it.
 __device__ __forceinline__ Quad whole(const unsigned short* weight, int down, const Rest& rest)
 {
@@ -329,8 +347,8 @@ __device__ __forceinline__ void part(const Quad& quad, unsigned short* weight, i
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const unsigned low = __float_as_uint(quad.of[2 * i]), high = __float_as_uint(quad.of[2 * i + 1]);
-        *(unsigned*)(weight + i * down) = (low + 0x8000u) >> 16 | ((high + 0x8000u) & 0xffff0000u);
-        rest.pair[i] = (low & 0xffffu) | high << 16;
+        *(unsigned*)(weight + i * down) = upper_halves(low + 0x8000u, high + 0x8000u);
+        rest.pair[i] = lower_halves(low, high);
     }
 }
 __device__ __forceinline__ void part(const Quad& quad, float* weight, int down, Rest&)

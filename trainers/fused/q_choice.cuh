@@ -37,11 +37,9 @@ __device__ __forceinline__ void hidden_choice(const Choice<COUNT>& shared, const
     __syncthreads();
 }
 
-// The actions of a step; see q_act.
+// What is seen in a step, as `act` takes it, which a barrier has to go before; see q_act.
 template <int COUNT>
-__device__ __forceinline__ void act(
-    const Choice<COUNT>& shared, const float* observation, const unsigned int* seed, const long long* env_step,
-    const float* epsilon, const float* exponents, int* action, float* q_value)
+__device__ __forceinline__ void see(const Choice<COUNT>& shared, const float* observation)
 {
     const int num_rows = NUM_ENVS * GROUP_SIZE;
     const int first = BLOCK_OF_ENVS * BLOCK_ROWS;
@@ -54,7 +52,16 @@ __device__ __forceinline__ void act(
         const float feature = column < NUM_FEATURES ? observation[seen * NUM_FEATURES + column] : 0.0f;
         narrow(shared.features[row * pitch_of(NUM_FEATURES) + column], feature);
     }
-    __syncthreads();
+}
+
+// The actions of a step; see q_act.
+template <int COUNT>
+__device__ __forceinline__ void act(
+    const Choice<COUNT>& shared, const unsigned int* seed, const long long* env_step, const float* epsilon,
+    const float* exponents, int* action, float* q_value)
+{
+    const int num_rows = NUM_ENVS * GROUP_SIZE;
+    const int first = BLOCK_OF_ENVS * BLOCK_ROWS;
     hidden_choice<0>(shared, shared.features, shared.hidden1);
     const int next_row = threadIdx.x - (THREADS - COUNT);  // while a layer has no work for the last warps
     if (!GREEDY && next_row >= 0 && next_row < BLOCK_ROWS && first + next_row < num_rows) {
@@ -73,6 +80,7 @@ __device__ __forceinline__ void act(
             });
         });
     __syncthreads();
+#pragma unroll 1
     for (int row = threadIdx.x; row < BLOCK_ROWS && first + row < num_rows; row += THREADS) {
         const float* q = shared.q + row * CHOICE_PITCH;
         const int env = (first + row) / GROUP_SIZE;

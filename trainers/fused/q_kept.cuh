@@ -21,6 +21,7 @@ struct Progress {
     long long made_then;            // before the updates after the next step
     int num_due, due_then;          // updates after this step, and after the next
     bool is_halted;
+    int has_lost;                   // whether a step that was kept lost its future by the last one
     float rate, num_adam_steps, length;
     unsigned seed[3], env_seed[3];
 };
@@ -140,6 +141,7 @@ __device__ __forceinline__ Owned owned_of(int slot)
 
 __device__ __forceinline__ float followed_by(float target, float parameter)
 {
+    if (TAU >= 1.0f) return parameter;
     const float way = parameter - target;
     return TAU < 0.5f ? target + TAU * way : parameter - way * (1.0f - TAU);
 }

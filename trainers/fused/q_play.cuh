@@ -30,7 +30,11 @@ struct Kept {
 
 // Takes step t of the rollout in, the store's `step`-th, whose slot it says. All threads of the block call it, between
 // barriers.
-__device__ __forceinline__ void keep_step(const Rollout& rollout, const Kept& kept, int t, long long step, int slot)
+//   has_lost  1 where a step that was kept before loses its future                     written
+//   features  of what is seen next, as `act` takes them, if it KEEPS_SEEN               written
+template <bool KEEPS_SEEN>
+__device__ __forceinline__ void keep_step(
+    const Rollout& rollout, const Kept& kept, int t, long long step, int slot, int* has_lost, Element* features)
 {
     const int next_slot = slot_after(slot, 1);
     const auto copy_row = [&](const float* from, float* to, int env) {
@@ -39,6 +43,7 @@ __device__ __forceinline__ void keep_step(const Rollout& rollout, const Kept& ke
                 from[((long long)env * SEEN_COLUMNS + FIRST_SEEN) * NUM_FEATURES + i];
         }
     };
+#pragma unroll 1
     for (int env = THREADS - 1 - threadIdx.x; env < NUM_ENVS; env += THREADS) {  // others begin with what follows
         const bool is_terminated = rollout.terminated[t * NUM_ENVS + env];
         const bool is_truncated = rollout.truncated[t * NUM_ENVS + env] && !is_terminated;
@@ -50,6 +55,7 @@ __device__ __forceinline__ void keep_step(const Rollout& rollout, const Kept& ke
             if (owner >= 0 && owner > step - NUM_SLOTS) {  // its step is still there, and loses its future
                 kept.done[DoneAt::place(owner % NUM_SLOTS, env)] = (DoneCode)1;
                 ++kept.num_dropped[env];
+                atomicExch(has_lost, 1);
             }
             kept.side_step[row * NUM_ENVS + env] = step + 1;
             code = 2 + row;
@@ -61,13 +67,17 @@ __device__ __forceinline__ void keep_step(const Rollout& rollout, const Kept& ke
         kept.done[DoneAt::place(slot, env)] = (DoneCode)code;
     }
     constexpr int ROW = GROUP_SIZE * NUM_FEATURES;
+#pragma unroll 1
     for (int i = threadIdx.x; i < NUM_ENVS * ROW; i += THREADS) {
         const int env = i / ROW, feature = i % ROW;
         const long long from = ((long long)env * SEEN_COLUMNS + FIRST_SEEN) * NUM_FEATURES + feature;
         constexpr long long STEP = (long long)NUM_ENVS * SEEN_COLUMNS * NUM_FEATURES;
         if (t == 0) kept.observation[SeenAt::place(slot, env) + feature] = rollout.seen[from];
-        kept.observation[SeenAt::place(next_slot, env) + feature] = rollout.seen[(t + 1) * STEP + from];
+        const float next = rollout.seen[(t + 1) * STEP + from];
+        kept.observation[SeenAt::place(next_slot, env) + feature] = next;
+        if (KEEPS_SEEN) narrow(features[i / NUM_FEATURES * PITCH0 + i % NUM_FEATURES], next);
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < NUM_ENVS * GROUP_SIZE; i += THREADS) {
         const int env = i / GROUP_SIZE, agent = i % GROUP_SIZE;
         const long long row = (long long)t * NUM_ENVS + env;

@@ -53,7 +53,7 @@ def compile_with_envs(
     call = step.call({one.name: now.get(one.name, f"of_{one.name}") for one in step.parameters})
     parameters = ", ".join(str(replace(one, name=f"of_{one.name}")) for one in step.parameters)
     text = text.replace(LAST, f"{LAST[:-1]}, {parameters})")
-    place = "#define BLOCK_IS_A_ROW"
+    place = "#define BLOCK_IS_A_ROW\n#define CODE_IS_LONG"
     if change is not None:
         text, place = change(text), f"{place}\n#define BLOCK_OF_ENVS 0"
     whole = f"""{place}

@@ -20,6 +20,7 @@ from trainers.fused.q_shape import QAloneShape, QShape, fit_alone, fit_q
 from trainers.fused.wide_q import WideQLearner, WideQShape
 from trainers.networks.policy import make_policy
 from trainers.population import Population, config_of_member
+from trainers.replay.storage import Layout
 from trainers.settings.config import Config, ModelConfig, PopulationConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -176,11 +177,20 @@ def let_kernels_play(monkeypatch) -> None:
         {"target_update_freq": 3, "tau": 1.0},
         {"replay_ratio": 0.3, "n_step": 2, "buffer_size": 44, "fc_dims": (20,), "epsilon_per_env": True},
         {"replay_ratio": 1.0, "double": False, "huber_delta": None, "clip_grad_norm": False},
+        {"replay_ratio": 1.0, "loses_futures": True},
     ],
 )
 def test_a_rollout_that_learns_is_as_many_iterations_of_one_step(switches, tmp_path, device, monkeypatch):
-    """8 iterations of 4 steps are 32 by torch of one: what is kept, in a ring of 24, learned and done is the same."""
+    """8 iterations of 4 steps are 32 by torch of one: what is kept, in a ring of 24, learned and done is the same.
+
+    Or the store has room for what 3 of the 8 episodes in the ring saw last: steps lose their futures, among them such
+    as were drawn before.
+    """
     switches = {"epsilon": 0.3, "buffer_size": 46, **switches}
+    loses_futures = switches.pop("loses_futures", False)
+    if loses_futures:
+        of = Layout.of
+        monkeypatch.setattr(Layout, "of", lambda *sizes: of(*sizes[:-1], 8))
     by_torch = make_trainer(tmp_path / "torch", device, num_steps=1, **switches)
     let_kernels_play(monkeypatch)
     at_once = make_trainer(tmp_path / "kernel", device, updates_in_rollouts=True, **switches)
@@ -195,6 +205,7 @@ def test_a_rollout_that_learns_is_as_many_iterations_of_one_step(switches, tmp_p
     for name, tensor in theirs.store.small.items():
         torch.testing.assert_close(ours.store.small[name], tensor, rtol=1e-6, atol=1e-6, msg=name)
     assert theirs.store.small["num_truncated"].sum() > 8
+    assert (theirs.store.num_dropped > 0) == loses_futures
     assert torch.equal(ours.table.draws, theirs.table.draws) and int(ours.table.draws[0]) >> 32 > 3
     for name in ("loss", "q_mean", "td_error", "grad_norm"):
         assert float(found[name]) == pytest.approx(float(expected[name]), rel=1e-5, abs=1e-5), name
