@@ -89,6 +89,15 @@ __device__ __forceinline__ volatile unsigned long long* arguments()
 
 template <typename T>
 __device__ __forceinline__ void read(T& value, unsigned long long word) {{ value = (T)word; }}
+template <typename T>
+__device__ __forceinline__ void read(T*& value, unsigned long long word)
+{{
+#ifdef WARPDRIVE_CPU
+    value = (T*)word;
+#else
+    value = (T*)__cvta_global_to_generic(word);  // so that a compiler knows which memory it is in
+#endif
+}}
 __device__ __forceinline__ void read(float& value, unsigned long long word)
 {{
     value = __uint_as_float((unsigned)word);

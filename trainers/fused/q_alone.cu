@@ -61,6 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     Quad* stored = (Quad*)(memory + sizeof(Shared));
     const int tid = threadIdx.x;
     const int lane = lane_index();
+    const auto is_first = [] { return fresh_thread() == 0; };
     // By functions, so that no register holds between their uses what is in nobody's way as a parameter: see joint.py.
     const auto steps = [&] { return Steps{done, observation, side, reward, action}; };
     const auto parameters = [&] { return Parameters<float>{{weight0, weight1, weight2}, {bias0, bias1, bias2}}; };
@@ -84,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         progress.rate = lr[0];
         progress.num_adam_steps = adam_steps[0];
         progress.is_halted = halted[0] != 0.0f;
+        progress.drawn_for = -1;
         for (int i = 0; i < 3; ++i) {
             progress.seed[i] = seed[i];
             progress.env_seed[i] = env_seed[i];
@@ -130,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         shared.bias_square[i] = square[from];
     }
 
-    const int row = tid / LANES;
+    const auto row = [&] { return fresh_thread() / LANES; };
     // A thread a row draws for all that gather it: of the last warps, for which the last layer's gradient has less work.
     const int next_row = tid - (THREADS - ROWS);
     const auto draw_next = [&](long long now, u64 draw) {
@@ -143,15 +145,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         const Item& item = shared.next[max(next_row, 0)].item;
         return fate_of<DoneAt>(steps().done, item.slot, item.env());
     };
-    int drawn_for = -1;  // the step after which what was drawn last is learned from
-    // Makes so many updates, at least one, after step t of a rollout, which is in a slot of the store.
-    const auto make_updates = [&](int t, int newest) {
-        const auto now = [&] { return progress.begin + (PLAYS ? t + 1 : 0); };
-        const bool is_gathered = drawn_for == t;  // as the last update left it, ahead of a step
+    // Makes the updates that are left after a step, at least one.
+    const auto make_updates = [&] {
+        const auto now = [&] { return progress.begin + (PLAYS ? progress.step + 1 : 0); };
+        const bool is_gathered = progress.drawn_for == progress.step;  // as the last update left it, ahead of a step
         if (!is_gathered) draw_next(now(), progress.num_draws);
         __syncthreads();
         if (next_row >= 0) {
             Next& next = shared.next[next_row];
+            const int newest = progress.slot;
             const int back = newest - next.item.slot + (next.item.slot > newest ? NUM_SLOTS : 0);
             next.is_stale = !is_gathered || back < N_STEP;
             if (next.is_stale || progress.has_lost) {
@@ -161,11 +163,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             }
         }
         __syncthreads();
-        const Next& given = shared.next[row];
-        if (given.is_stale) Coming(steps(), given.item, given.fate).store(shared, row < BATCH);
+        const Next& given = shared.next[row()];
+        if (given.is_stale) Coming(steps(), given.item, given.fate).store(shared, row() < BATCH);
 #pragma unroll 1
-        for (int k = 0; k < progress.num_due; ++k) {
-            const bool is_last = k + 1 == progress.num_due;
+        do {
             __syncthreads();
 #pragma unroll 1
             for (int pass = 0; pass < (DOUBLE ? 3 : 2); ++pass) {  // what came after by one network, or both; then the rows
@@ -185,8 +186,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             Quad gradient[SLOTS];
             float squares = 0.0f;
             constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
+            const bool is_last = progress.num_left == 1;
             if (!is_last || PLAYS) draw_next(now() + (is_last ? 1 : 0), progress.num_draws + 1);
             if (tid == THREADS - ROWS - 1) {  // of a warp that has nothing else to do now
+                progress.is_last = is_last;
                 const float made = progress.num_adam_steps + 1.0f;
                 shared.rates.follows = (progress.num_made + 1) % TARGET_FREQ == 0;
                 shared.rates.step_size = progress.rate / -expm1f(made * -0.105360516f);  // 1 - 0.9^steps, see adam_step
@@ -212,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             __syncthreads();
             deltas_of_rows<1>(delta1, shared.weight[0], shared.hidden1);
             __syncthreads();
-            const Next next = shared.next[row];
+            const Next next = shared.next[row()];
             Coming coming(steps(), next.item, next.fate);  // which is on its way, until there is room for it
             {
                 Quad of_layer[SLOTS0];
@@ -223,9 +226,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                 return slot < STORED ? stored[slot * THREADS + tid] : gradient[slot];
             };
             __syncthreads();
-            for (int i = tid; i < BIASES; i += THREADS) squares += shared.of_bias[i] * shared.of_bias[i];
+            for (int i = fresh_thread(); i < BIASES; i += THREADS) squares += shared.of_bias[i] * shared.of_bias[i];
             squares = over_warp(squares);
-            if (lane == 0) shared.squares[tid / 32] = squares;
+            if (lane == 0) shared.squares[fresh_thread() / 32] = squares;
             __syncthreads();
             float all_squares = 0.0f;
 #pragma unroll
@@ -245,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                 long long* name = first_name;
                 if (first != NOTHING_FOUND) atomicMin(name, first);
                 __syncthreads();
-                if (tid == 0) {
+                if (is_first()) {
                     progress.is_halted = true;
                     if (__ldcg(name) == NOTHING_FOUND) name[0] = 0;  // too long, though no part is
                     halted[0] = run_halted[0] = 1.0f;
@@ -294,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                     });
                 }
 #pragma unroll 1
-                for (int i = tid; i < BIASES; i += THREADS) {
+                for (int i = fresh_thread(); i < BIASES; i += THREADS) {
                     float& bias = shared.bias[0][i];
                     if (!is_halted) {
                         bias = step(shared.of_bias[i] * shortened, shared.bias_mean[i], shared.bias_square[i], bias);
@@ -302,16 +305,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                     if (rates.follows) shared.bias[1][i] = followed_by(shared.bias[1][i], bias);
                 }
             }
-            if (tid == 0) {
+            if (is_first()) {
                 if (!is_halted) progress.num_adam_steps += 1.0f;
                 ++progress.num_made;
                 ++progress.num_draws;
+                --progress.num_left;
                 progress.length = length;
+                progress.drawn_for = progress.step + 1;
             }
-            if (is_last && !PLAYS) break;
-            coming.store(shared, row < BATCH);
-        }
-        drawn_for = t + 1;
+            if (progress.is_last && !PLAYS) break;
+            coming.store(shared, row() < BATCH);
+        } while (!progress.is_last);
     };
 
 #ifdef STEP_ENVS
@@ -333,16 +337,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         const bool are_there = drawable_of(progress.begin + t + 1).count > 0;
         progress.due_then = are_there ? (int)(made_after(t + 1) - progress.made_then) : 0;
     };
-    if (tid == 0) plan_updates(0);
+    if (is_first()) {
+        plan_updates(0);
+        progress.slot = (int)(progress.begin % NUM_SLOTS);
+    }
     for (int i = tid; KEEPS_SEEN && i < PLAYED_ROWS * PITCH0; i += THREADS) narrow(features[i], 0.0f);
     __syncthreads();
-    int slot = (int)(progress.begin % NUM_SLOTS);
 #pragma unroll 1
-    for (int t = 0; t < num_steps; ++t) {
+    for (;;) {
         __syncthreads();
-        if (tid == 0) {
+        const int t = progress.step, slot = progress.slot;  // before it is moved on
+        if (t == num_steps) break;
+        if (is_first()) {
             progress.num_made = progress.made_then;
-            progress.num_due = progress.due_then;
+            progress.num_left = progress.due_then;
             progress.has_lost = 0;
         }
         const long long step = (long long)t * NUM_ENVS;
@@ -358,21 +366,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             {seen, acted, q_value, paid, terminated, truncated, last, truncations},
             {done, observation, side, reward, action, side_step, num_truncated, num_dropped}, t, progress.begin + t,
             slot, &progress.has_lost, features);
-        if (progress.num_due > 0) make_updates(t, slot);
-        slot = slot_after(slot, 1);
+        if (progress.num_left > 0) make_updates();
+        if (is_first()) {
+            ++progress.step;
+            progress.slot = slot_after(slot, 1);
+        }
     }
-    if (tid == 0) {
+    if (is_first()) {
         progress.num_made = made_after(num_steps);
         head[0] = head[1] = progress.begin + num_steps;
         schedule[1] = progress.steps_before + (long long)num_steps * NUM_ENVS;
     }
 #else
-    if (tid == 0) progress.num_due = (int)progress.steps_before;
+    if (is_first()) progress.num_left = (int)progress.steps_before;
     __syncthreads();
-    make_updates(0, 0);
+    make_updates();
 #endif
     __syncthreads();
-    if (drawn_for < 0) return;
+    if (progress.drawn_for < 0) return;
 
     if (tid < NUM_FIGURES) {  // once a launch
         float sum = 0.0f;
@@ -412,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         square[to] = shared.bias_square[i];
     }
     if (tid < 2 * LAYERS) adam_steps[tid] = progress.num_adam_steps;
-    if (tid == 0) {
+    if (is_first()) {
         draws[0] = progress.num_draws << 32 | (draws[0] & 0xffffffffu);
         schedule[0] = progress.num_made;
     }

@@ -45,6 +45,17 @@ __device__ constexpr Block best_block(int tiles_down, int tiles_across, int most
     return best;
 }
 
+// The thread's number, of which a compiler keeps nothing that follows in registers from one product to the next: Adam's
+// memory has no room for it.
+__device__ __forceinline__ int fresh_thread()
+{
+    int now = threadIdx.x;
+#ifndef WARPDRIVE_CPU
+    asm volatile("" : "+r"(now));
+#endif
+    return now;
+}
+
 // Tiles of 16 by 16 that a warp loads out of rows in shared memory: of A, or two neighbouring ones of B. TRANSPOSED as
 // load_columns has them, else as load_rows. A tensor core's address is worked out once, and all that follows a number.
 template <bool IS_A, bool TRANSPOSED, int PITCH>
@@ -56,7 +67,7 @@ struct Tiles {
     {
 #if HAS_TENSOR_CORES
         if (FULL_PRECISION) return;
-        const int lane = lane_index(), matrix = lane >> 3;
+        const int lane = fresh_thread() & 31, matrix = lane >> 3;
         const bool is_below = (IS_A != TRANSPOSED ? matrix : matrix >> 1) & 1, is_right = (IS_A != TRANSPOSED ? matrix >> 1 : matrix) & 1;
         address = (unsigned)__cvta_generic_to_shared(first + (is_below * 8 + (lane & 7)) * PITCH + is_right * 8);
 #endif
@@ -243,7 +254,7 @@ __device__ __forceinline__ void gradient_of_rows(
         if (Share::BLOCKS % WARPS == 0 || unit < Share::BLOCKS) {
             const Tiles<true, true, DELTA_PITCH> of_a(delta + out * 16);
             const Tiles<false, true, PITCH> of_b(given + column * 16);
-#pragma unroll 4
+#pragma unroll
             for (int row = 0; row < ROWS; row += 16) {
                 Pair a[BLOCK.down][4], b[BLOCK.across][4];
 #pragma unroll

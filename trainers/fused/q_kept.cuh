@@ -13,13 +13,17 @@ constexpr int SLOTS0 = Division<0>::SLOTS, SLOTS1 = Division<1>::SLOTS, SLOTS2 =
 constexpr int SLOTS = SLOTS0 + SLOTS1 + (LAYERS > 2 ? SLOTS2 : 0);  // quads of parameters of a thread
 constexpr int AT_ONCE = 5;  // of those, which it loads before it stores one, else each load waits for a store
 
-// How far the run is, as its first thread moves it on: of what all threads know, none has room for in its registers.
+// How far the run is, as its first thread moves it on: of what all threads know, none has room for in its registers, and
+// what the compiler puts elsewhere comes from beyond the multiprocessor's cache.
 struct Progress {
     long long begin, steps_before;  // steps in the store before this launch; and schedule[1]
     long long num_made;             // updates
     u64 num_draws;
     long long made_then;            // before the updates after the next step
-    int num_due, due_then;          // updates after this step, and after the next
+    int step, slot;                 // of the rollout, and the store's
+    int num_left, due_then;         // updates after this step, and after the next
+    int drawn_for;                  // the step after which what was drawn last is learned from; -1: nothing was drawn
+    bool is_last;                   // whether the update under way is the last after this step
     bool is_halted;
     int has_lost;                   // whether a step that was kept lost its future by the last one
     float rate, num_adam_steps, length;

@@ -54,7 +54,7 @@ struct Coming {
     __device__ __forceinline__ Coming(const Steps& steps, const Item& item_, const Fate& fate_)
         : item(item_),
           fate(fate_),
-          action((int)steps.action[place_of<true, 1, ActionAt>(item, item.slot)]),
+          action((int)read_code(steps.action + place_of<true, 1, ActionAt>(item, item.slot))),
           returns(item, threadIdx.x % LANES, steps.reward, nullptr),
           now(steps.observation + seen_at(item, item.slot), threadIdx.x % LANES),
           next(fate.code > 1 ? steps.side + place_of<true, NUM_FEATURES, OwnRing<true, NUM_FEATURES>>(item, fate.code - 2)

@@ -11,6 +11,11 @@
 #include "warpdrive.cuh"
 
 constexpr int AGENTS_OF_ITEM = OF_AGENTS ? 1 : GROUP_SIZE;
+#ifdef STEP_ENVS
+constexpr bool STEPS_ENVS = true;  // see with_envs.py
+#else
+constexpr bool STEPS_ENVS = false;
+#endif
 
 struct Item {
     int slot;      // of its step
@@ -66,6 +71,32 @@ struct Strides {
     }
 };
 
+// Of rings larger than the L2 cache nothing is soon read again: it makes no room by what is, the tree. Nor, where the block
+// steps envs, by what they read in each step, from the cache that is left beside its shared memory.
+template <typename Word>
+__device__ __forceinline__ Word read_once(const Word* place)
+{
+#ifndef WARPDRIVE_CPU
+    if constexpr ((IS_LARGE || STEPS_ENVS) && sizeof(Word) == 16) {
+        const uint4 found = __ldcs((const uint4*)place);
+        return *(const Word*)&found;
+    } else if constexpr ((IS_LARGE || STEPS_ENVS) && sizeof(Word) == 4) {
+        const unsigned found = __ldcs((const unsigned*)place);
+        return *(const Word*)&found;
+    } else if constexpr (STEPS_ENVS && sizeof(Word) == 1) {
+        return (Word)__ldcs((const unsigned char*)place);
+    }
+#endif
+    return *place;
+}
+
+// A code or an action, whose neighbours may be read soon.
+template <typename Code>
+__device__ __forceinline__ Code read_code(const Code* place)
+{
+    return STEPS_ENVS ? read_once(place) : *place;
+}
+
 // The codes around an item's step: loaded at once, and looked at when what else is loaded is on its way.
 template <typename At, typename Done>
 struct Codes {
@@ -75,9 +106,9 @@ struct Codes {
     __device__ __forceinline__ Codes(const Done* done, int slot, int env)
     {
 #pragma unroll
-        for (int k = 0; k < N_STEP; ++k) ahead[k] = done[At::place(slot_after(slot, k), env)];
+        for (int k = 0; k < N_STEP; ++k) ahead[k] = read_code(done + At::place(slot_after(slot, k), env));
 #pragma unroll
-        for (int k = 1; k < STACK; ++k) behind[k] = done[At::place(slot_before(slot, k), env)];
+        for (int k = 1; k < STACK; ++k) behind[k] = read_code(done + At::place(slot_before(slot, k), env));
     }
 
     __device__ __forceinline__ Fate fate() const
@@ -117,22 +148,6 @@ __device__ __forceinline__ long long place_of(const Item& item, int slot)
 // Of a ring of its own.
 template <bool BY_AGENT, int WORDS, int ROW = (BY_AGENT ? GROUP_SIZE : 1) * WORDS>
 using OwnRing = Strides<(long long)NUM_ENVS * ROW, ROW>;
-
-// Of rings larger than the L2 cache nothing is soon read again: it makes no room by what is, the tree.
-template <typename Word>
-__device__ __forceinline__ Word read_once(const Word* place)
-{
-#ifndef WARPDRIVE_CPU
-    if constexpr (IS_LARGE && sizeof(Word) == 16) {
-        const uint4 found = __ldcs((const uint4*)place);
-        return *(const Word*)&found;
-    } else if constexpr (IS_LARGE && sizeof(Word) == 4) {
-        const unsigned found = __ldcs((const unsigned*)place);
-        return *(const Word*)&found;
-    }
-#endif
-    return *place;
-}
 
 // A row's words that a thread keeps between their load and their store: all fields of an item are loaded before one is
 // stored, so that no load waits for another. Of a long row they are loaded as they are stored.
@@ -300,8 +315,8 @@ struct Returns {
     static constexpr bool IS_SHORT = RUNS <= LANES;  // loaded ahead, as a Row is
     const float* reward;
     const bool* survived;
-    float earned[N_STEP];
-    bool is_there[N_STEP];
+    float earned[N_STEP] = {};  // of lanes that load none, too: in a loop, a register would keep what was here before
+    bool is_there[N_STEP] = {};
 
     __device__ __forceinline__ Returns(const Item& item, int lane, const float* reward_, const bool* survived_)
         : reward(reward_), survived(survived_)
