@@ -86,7 +86,10 @@ class DataManager:
         Raises:
             ArrayError: the name is taken or no identifier; or dtype, device or layout do not fit kernels.
         """
-        if not name.isidentifier():
+        if not isinstance(tensor, torch.Tensor):
+            kind = type(tensor).__name__
+            raise ArrayError(f"data.add names a torch tensor, and '{name}' is {kind}. data.push copies other arrays.")
+        if not isinstance(name, str) or not name.isidentifier():
             raise ArrayError(f"'{name}' cannot name an array: kernels need a C identifier, such as 'heading'.")
         if name in self._arrays:
             raise ArrayError(f"array '{name}' is there already. Write into it: data['{name}'].copy_(new_values).")
@@ -122,17 +125,17 @@ class DataManager:
         if values is array:
             return
         try:
-            given = torch.int64 if type(values) is int else torch.as_tensor(values).dtype
-            if not torch.can_cast(given, array.dtype):
-                has, given = (str(dtype).removeprefix("torch.") for dtype in (array.dtype, given))
+            is_large = type(values) is int and values > torch.iinfo(torch.int64).max
+            given = torch.as_tensor(values, dtype=torch.uint64 if is_large else None)
+            has, dtype = (str(one.dtype).removeprefix("torch.") for one in (array, given))
+            if not torch.can_cast(given.dtype, array.dtype):
                 raise ArrayError(
-                    f"array '{name}' is {has}: {given} cannot be written into it unchanged. "
+                    f"array '{name}' is {has}: {dtype} cannot be written into it unchanged. "
                     f"Convert it first: data['{name}'] = torch.as_tensor(values).to(torch.{has})."
                 )
-            held = torch.as_tensor(values, dtype=array.dtype)
-            is_wider = not given.is_floating_point and given.itemsize > array.itemsize and type(values) is not int
-            if is_wider and not held.is_cuda and bool((held.to(given) != torch.as_tensor(values)).any()):
-                has = str(array.dtype).removeprefix("torch.")
+            held = given.to(array.dtype)
+            is_rounded = type(values) is int and array.is_floating_point()
+            if not given.is_cuda and dtype != has and not is_rounded and not _holds(held, given):
                 raise ArrayError(f"array '{name}' is {has}, which cannot hold all of these numbers. Give smaller ones.")
             array.copy_(held.expand(array.shape))
         except (RuntimeError, TypeError, ValueError):
@@ -207,6 +210,9 @@ class DataManager:
         Raises:
             ArrayError: an array is unknown, or shapes, dtypes or numbers of rows disagree.
         """
+        for name, values in rows.items():
+            if not hasattr(values, "__len__"):
+                raise ArrayError(f"pool '{name}': expected an array of rows [P, ...], got {type(values).__name__}.")
         num_rows = {name: len(values) for name, values in rows.items()}
         if len(set(num_rows.values())) > 1:
             raise ArrayError(f"the arrays of a pool need the same number of rows, got {num_rows}.")
@@ -239,6 +245,8 @@ class DataManager:
         Raises:
             ArrayError: the snapshot has other names, shapes or dtypes.
         """
+        if not isinstance(snapshot, Mapping) or not all(isinstance(one, torch.Tensor) for one in snapshot.values()):
+            raise ArrayError("a snapshot is a dict of tensors by name, as data.snapshot() makes one.")
         state = self.state()
         if missing := [name for name in state if name not in snapshot]:
             raise ArrayError(f"the snapshot lacks {missing}: it was taken of other arrays.")
@@ -279,3 +287,13 @@ class DataManager:
             f"kernels cannot take '{name}' as {dtype} (they take {taken}). "
             f"Push it as float32: data.push('{name}', numpy.asarray({name}, dtype='float32'))."
         )
+
+
+def _holds(held: torch.Tensor, given: torch.Tensor) -> bool:
+    """Whether integers are what they were before they were written as another dtype."""
+    if given.dtype.is_floating_point or given.dtype is torch.bool:
+        return True
+    if held.dtype.is_floating_point:
+        return given.itemsize <= held.itemsize or bool((held.to(given.dtype) == given).all())
+    # As floats as well, which tell apart what begins anew beyond 2^63.
+    return all(bool((held.to(dtype) == given.to(dtype)).all()) for dtype in (torch.int64, torch.float64))

@@ -55,6 +55,14 @@ def test_a_name_is_an_identifier_and_pushed_once_and_one_that_is_unknown_names_t
         data["alvie"]
 
 
+def test_what_is_no_tensor_or_no_name_is_told():
+    data = manager("cpu")
+    with pytest.raises(ArrayError, match="data.add names a torch tensor, and 'y' is ndarray. data.push copies"):
+        data.add("y", np.zeros(3, np.float32))
+    with pytest.raises(ArrayError, match="'5' cannot name an array"):
+        data.push(5, [1.0])
+
+
 def test_what_does_not_fit_is_not_written():
     data = manager("cpu")
     for wrong in (np.zeros(5), [[1.0], [2.0, 3.0]], "text"):
@@ -96,10 +104,34 @@ def test_numbers_of_a_kind_that_the_array_cannot_hold_are_refused(device, name, 
 
 
 @pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("int32", np.array([2**31 + 5, 1], np.uint32)),
+        ("int32", [2**40, 1]),
+        ("int32", 2**31),
+        ("int32", 2**64 - 1),
+        ("int32", np.array([2**64 - 1, 1], np.uint64)),
+        ("uint64", -1),
+        ("uint64", np.array([-1, 1], np.int8)),
+        ("float32", np.array([2**24 + 1, 0])),
+    ],
+)
+def test_numbers_that_would_become_others_are_refused(name, values):
+    data = with_integers("cpu")
+    with pytest.raises(ArrayError, match=f"^array '{name}' is {name}, which cannot hold all of these numbers."):
+        data[name] = values
+    assert not data.pull(name).any()
+
+
+@pytest.mark.parametrize(
     ("name", "values", "held"),
     [
         ("int32", np.array([1, 2]), [1, 2]),
         ("int32", True, [1, 1]),
+        ("int32", np.array([2**31 - 1, 1], np.uint32), [2**31 - 1, 1]),
+        ("int32", -(2**31), [-(2**31)] * 2),
+        ("uint64", np.array([7, 1], np.int8), [7, 1]),
+        ("float32", 123_456_789, [123_456_792] * 2),
         ("uint64", 2**64 - 1, [2**64 - 1] * 2),
         ("float32", 3, [3, 3]),
         ("float32", np.array([0.5, 2.0]), [0.5, 2]),
@@ -165,6 +197,9 @@ def test_restore_brings_back_every_array_in_the_same_memory_or_changes_nothing(d
         with pytest.raises(ArrayError):
             data.restore(wrong)
         assert data.pull("x").tolist() == [[0, 0, 0], [0, 0, 0]]
+    for wrong in (None, ["x"], {"x": 1.0}, {name: data.pull(name) for name in data}):
+        with pytest.raises(ArrayError, match="a snapshot is a dict of tensors by name"):
+            data.restore(wrong)
     data.restore(snapshot)
     assert data["x"].data_ptr() == address
     assert data.pull("x").tolist() == [[0, 1, 2], [3, 4, 5]] and data.pull("alive").tolist() == [True, False]
@@ -178,3 +213,5 @@ def test_a_pool_needs_rows_that_fit():
         data.push_pool(x=np.zeros((4, 2), np.float32))
     with pytest.raises(ArrayError, match="float64"):
         data.push_pool(x=np.zeros((4, 3)))
+    with pytest.raises(ArrayError, match=r"pool 'x': expected an array of rows \[P, ...\], got int"):
+        data.push_pool(x=5)
