@@ -146,7 +146,10 @@ class FunctionManager:
                 raise WiringError(
                     f"kernel '{kernel}' has no parameter '{name}'. It has: {', '.join(sorted(names)) or 'none'}."
                 )
-        arguments = [self._argument(kernel, parameter, overrides) for parameter in signature.parameters]
+        try:
+            arguments = [self._argument(kernel, parameter, overrides) for parameter in signature.parameters]
+        except WiringError as error:
+            raise WiringError(f"{self.source.path}:{signature.line}: {error}") from None
         return self._module.prepare(signature, arguments, launch_shape or self.launch_shape(kernel))
 
     def prepare_with(self, kernel: str, views: Mapping[str, torch.Tensor]) -> Callable[[], None]:

@@ -12,13 +12,6 @@
 // Source: Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 #pragma once
 
-// Rounds of a draw whose code is written out: fewer where a kernel is so long that it waits for its code.
-#ifdef CODE_IS_LONG
-constexpr int ROUNDS_AT_ONCE = 2;
-#else
-constexpr int ROUNDS_AT_ONCE = 10;
-#endif
-
 enum RandomStream : unsigned {
     STREAM_ENV = 0u,      // what an env's kernels draw
     STREAM_ACTION = 1u,   // what the sampler draws
@@ -50,7 +43,9 @@ struct Random {
     {
         unsigned counter0 = env, counter1 = agent, counter2 = step, counter3 = draw++;
         unsigned key0 = key_low, key1 = key_high;
-#pragma unroll ROUNDS_AT_ONCE
+#ifdef CODE_IS_LONG  // a kernel that waits for its own code
+#pragma unroll 2
+#endif
         for (int round = 0; round < 10; ++round) {
             const unsigned long long product0 = 0xD2511F53ull * counter0;
             const unsigned long long product1 = 0xCD9E8D57ull * counter2;
