@@ -32,9 +32,9 @@ def test_the_core_says_what_is_wrong_and_finds_the_race(tmp_path):
     done = run_python(CORE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for words in (
-        "WiringError: <source>:2: kernel 'fall' has a parameter 'sped', but no array 'sped' was pushed. "
+        "WiringError: <source>:7: kernel 'fall' has a parameter 'sped', but no array 'sped' was pushed. "
         "Did you mean 'speed'?",
-        "WiringError: <source>:2: kernel 'fall' takes 'height' as float32",
+        "WiringError: <source>:7: kernel 'fall' takes 'height' as float32",
         "CompileError: <source>:13:",
         "race: this thread reads 'height'",
         "the result depends on the order of threads.",

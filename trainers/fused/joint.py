@@ -114,6 +114,7 @@ struct Argument {{
 }};
 
 {text}
+//   plays  [block]  whether its run has its turn                                         read
 extern "C" __global__ void __launch_bounds__(THREADS) {kernel}(const int* plays)
 {{
     if (!plays[blockIdx.x]) return;

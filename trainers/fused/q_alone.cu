@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
             const bool is_last = progress.num_left == 1;
             if (!is_last || PLAYS) draw_next(now() + (is_last ? 1 : 0), progress.num_draws + 1);
-            if (tid == THREADS - ROWS - 1) {  // of a warp that has nothing else to do now
+            if (tid == THREADS - ROWS - 1) {  // of the last warp that does not draw
                 progress.is_last = is_last;
                 const float made = progress.num_adam_steps + 1.0f;
                 shared.rates.follows = (progress.num_made + 1) % TARGET_FREQ == 0;
@@ -319,13 +319,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     };
 
 #ifdef STEP_ENVS
-    static_assert(2 * PLAYED_ROWS <= ROWS && PITCH0 <= PITCH_OUT * (ROWS / PLAYED_ROWS), "no room to play in");
-    // What is acted by lies where rows of an update are between updates; what is seen in what is left of shared memory,
-    // if it has room there.
-    constexpr int SEEN_AT = SHARED_BYTES - PLAYED_ROWS * PITCH0 * (int)sizeof(Element);
-    constexpr bool KEEPS_SEEN = (int)sizeof(Shared) + STORED * THREADS * (int)sizeof(Quad) <= SEEN_AT;
-    float* numbers = (float*)(shared.hidden1 + PLAYED_ROWS * PITCH1);
-    Element* features = KEEPS_SEEN ? (Element*)(memory + SEEN_AT) : shared.delta_out;
+    static_assert(2 * PLAYED_ROWS <= ROWS, "no room to play in");
+    // What is acted by lies where rows of an update are between updates.
+    Element* features = (Element*)(memory + SHARED_BYTES - SEEN_BYTES);
+    float* numbers = (float*)shared.delta_out;
+    static_assert(PLAYED_ROWS * (CHOICE_PITCH + 2) * sizeof(float) <= sizeof(shared.delta_out), "no room to choose in");
     const Choice<PLAYED_ROWS> choice = {
         shared.weight[0], shared.bias[0], features, shared.hidden1, shared.hidden2, numbers,
         numbers + PLAYED_ROWS * CHOICE_PITCH, numbers + PLAYED_ROWS * (CHOICE_PITCH + 1)};
@@ -341,8 +339,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
         plan_updates(0);
         progress.slot = (int)(progress.begin % NUM_SLOTS);
     }
-    for (int i = tid; KEEPS_SEEN && i < PLAYED_ROWS * PITCH0; i += THREADS) narrow(features[i], 0.0f);
+    for (int i = tid; i < PLAYED_ROWS * PITCH0; i += THREADS) narrow(features[i], 0.0f);
     __syncthreads();
+    see(choice, seen);
 #pragma unroll 1
     for (;;) {
         __syncthreads();
@@ -354,15 +353,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             progress.has_lost = 0;
         }
         const long long step = (long long)t * NUM_ENVS;
-        if (!KEEPS_SEEN || t == 0) {
-            see(choice, seen + step * SEEN_COLUMNS * NUM_FEATURES);
-            __syncthreads();
-        }
         act(choice, progress.env_seed, env_step, epsilon, exponents, acted + step * NUM_COLUMNS,
             q_value + step * GROUP_SIZE);
         STEP_ENVS(t)
         if (tid == THREADS / 2) plan_updates(t + 1);
-        keep_step<KEEPS_SEEN>(
+        keep_step(
             {seen, acted, q_value, paid, terminated, truncated, last, truncations},
             {done, observation, side, reward, action, side_step, num_truncated, num_dropped}, t, progress.begin + t,
             slot, &progress.has_lost, features);

@@ -37,7 +37,7 @@ __device__ __forceinline__ void hidden_choice(const Choice<COUNT>& shared, const
     __syncthreads();
 }
 
-// What is seen in a step, as `act` takes it, which a barrier has to go before; see q_act.
+// What is seen in a step, as `act` takes it, after a barrier; see q_act.
 template <int COUNT>
 __device__ __forceinline__ void see(const Choice<COUNT>& shared, const float* observation)
 {

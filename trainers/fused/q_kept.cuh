@@ -13,19 +13,19 @@ constexpr int SLOTS0 = Division<0>::SLOTS, SLOTS1 = Division<1>::SLOTS, SLOTS2 =
 constexpr int SLOTS = SLOTS0 + SLOTS1 + (LAYERS > 2 ? SLOTS2 : 0);  // quads of parameters of a thread
 constexpr int AT_ONCE = 5;  // of those, which it loads before it stores one, else each load waits for a store
 
-// How far the run is, as its first thread moves it on: of what all threads know, none has room for in its registers, and
-// what the compiler puts elsewhere comes from beyond the multiprocessor's cache.
+// How far the run is. It is shared, as no thread has registers left for it, and what a compiler spills comes back from
+// beyond the multiprocessor's cache. The first thread moves it on, but for what is said of others.
 struct Progress {
     long long begin, steps_before;  // steps in the store before this launch; and schedule[1]
     long long num_made;             // updates
     u64 num_draws;
-    long long made_then;            // before the updates after the next step
+    long long made_then;            // before the updates after the next step; of the thread that plans these
     int step, slot;                 // of the rollout, and the store's
-    int num_left, due_then;         // updates after this step, and after the next
+    int num_left, due_then;         // updates after this step, and after the next; the latter likewise
     int drawn_for;                  // the step after which what was drawn last is learned from; -1: nothing was drawn
-    bool is_last;                   // whether the update under way is the last after this step
+    bool is_last;                   // whether the update under way is the last after this step; of who tells its rates
     bool is_halted;
-    int has_lost;                   // whether a step that was kept lost its future by the last one
+    int has_lost;                   // whether a step that was kept lost its future by the last one; of who keeps an env
     float rate, num_adam_steps, length;
     unsigned seed[3], env_seed[3];
 };
@@ -48,12 +48,18 @@ struct alignas(16) Shared {
     Progress progress;
     float squares[WARPS];
 };
+// What agents see next lies at the end, where the block plays.
+#ifdef STEP_ENVS
+constexpr int SEEN_BYTES = PLAYED_ROWS * PITCH0 * (int)sizeof(Element);
+#else
+constexpr int SEEN_BYTES = 0;
+#endif
 // Gradients wait for their length: those of a thread's first slots in what is left of shared memory, the others in
 // registers.
-constexpr int LEFT = (SHARED_BYTES - (int)sizeof(Shared)) / (THREADS * (int)sizeof(Quad));
+constexpr int LEFT = (SHARED_BYTES - SEEN_BYTES - (int)sizeof(Shared)) / (THREADS * (int)sizeof(Quad));
 constexpr int STORED = LEFT < 0 ? 0 : LEFT < SLOTS ? LEFT : SLOTS;
 
-static_assert(sizeof(Shared) <= SHARED_BYTES, "the block has less shared memory");
+static_assert(sizeof(Shared) + SEEN_BYTES <= SHARED_BYTES, "the block has less shared memory");
 static_assert(BATCH <= ROWS && NUM_ACTIONS <= 16, "a block has a batch, a tile the actions");
 
 // The last layer, of all rows.

@@ -273,6 +273,8 @@ class FusedQLearner(LearnsByKernels):
             most = shape.rows // 2 // num_agents
             told = f"a block steps {most} envs beside its updates, and there are {env.num_envs:,}"
             refuse_in_rollouts(learner, told)
+        if shape.bytes_to_play(rows) > shape.room:
+            refuse_in_rollouts(learner, "a block has no room for what its envs' agents see, beside the network")
         played = {
             **place_constants(group),
             "BLOCK_ROWS": env.num_envs * num_agents,
@@ -285,7 +287,7 @@ class FusedQLearner(LearnsByKernels):
             "NEVER": NEVER,
         }
         functions, of_envs = compile_with_envs(
-            text, shape.kernel, {**constants, **played}, step, rollout, env.num_envs, [REPLAY], change
+            text, shape.kernel, {**constants, **played}, step, rollout, env.num_envs, [REPLAY], change, is_long=True
         )
         self.arrays |= {**of_envs, "num_steps": rollout.num_steps}
         return functions

@@ -31,8 +31,7 @@ struct Kept {
 // Takes step t of the rollout in, the store's `step`-th, whose slot it says. All threads of the block call it, between
 // barriers.
 //   has_lost  1 where a step that was kept before loses its future                     written
-//   features  of what is seen next, as `act` takes them, if it KEEPS_SEEN               written
-template <bool KEEPS_SEEN>
+//   features  of what is seen next, as `act` takes them                                 written
 __device__ __forceinline__ void keep_step(
     const Rollout& rollout, const Kept& kept, int t, long long step, int slot, int* has_lost, Element* features)
 {
@@ -75,7 +74,7 @@ __device__ __forceinline__ void keep_step(
         if (t == 0) kept.observation[SeenAt::place(slot, env) + feature] = rollout.seen[from];
         const float next = rollout.seen[(t + 1) * STEP + from];
         kept.observation[SeenAt::place(next_slot, env) + feature] = next;
-        if (KEEPS_SEEN) narrow(features[i / NUM_FEATURES * PITCH0 + i % NUM_FEATURES], next);
+        narrow(features[i / NUM_FEATURES * PITCH0 + i % NUM_FEATURES], next);
     }
 #pragma unroll 1
     for (int i = threadIdx.x; i < NUM_ENVS * GROUP_SIZE; i += THREADS) {

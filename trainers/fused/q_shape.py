@@ -23,7 +23,7 @@ THREADS_ALONE = 256
 OF_TEAMS = ("TEAM", "IN_CLUSTER", "SLICES")
 """Constants that it has no use for."""
 ENV_BYTES = 8 << 10
-"""Static shared memory that an env's step may have, where it steps envs, too."""
+"""Static shared memory that an env's step may have, where it steps envs, too, with the arguments of joint runs."""
 MOST_SLOTS = 16
 """Quads of parameters that a thread has there with Adam's memory of them in its registers."""
 
@@ -149,6 +149,10 @@ class QAloneShape(QShape):
         rest = 8 * self.threads * (self.slots if self.element_bytes == 2 else 1)
         floats = 5 * self.num_biases + self.rows * (3 * (self.widths[-1] | 1) + 17) + self.threads // 32 + 36
         return -(-(self.element_bytes * elements + rest + 4 * floats) // 16) * 16 + 64
+
+    def bytes_to_play(self, rows: int) -> int:
+        """Of a block that acts for so many rows, too, and keeps what they see next."""
+        return self.shared_bytes + rows * (to_tiles(self.widths[0]) + PADDING) * self.element_bytes
 
     @property
     def launch_bytes(self) -> int:

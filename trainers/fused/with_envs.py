@@ -35,7 +35,7 @@ def envs_of_block(step: StepFunction, num_agents: int, rows: int, threads: int) 
 
 def compile_with_envs(
     text: str, kernel: str, constants: Mapping[str, Constant], step: StepFunction, rollout: Rollout, num_envs: int,
-    include_folders: Sequence[Path] = (), change: Callable[[str], str] | None = None,
+    include_folders: Sequence[Path] = (), change: Callable[[str], str] | None = None, is_long: bool = False,
 ) -> tuple[FunctionManager, dict[str, torch.Tensor]]:  # fmt: skip
     """A kernel with STEP_ENVS(t) after each step t of `num_steps`, which is its last parameter; and what its launch is
     given of the envs.
@@ -46,6 +46,7 @@ def compile_with_envs(
         num_envs: of a block, whose first threads step them.
         include_folders: where the text includes from, besides this one.
         change: of the text, once it has all parameters, where a launch has a block of each of several runs.
+        is_long: whether the kernel waits for its own code, so that draws are written out less; see random.cuh.
     """
     env, slots = rollout.env, rollout.slots(0)
     arrays = {f"of_{one.name}": slots.get(one.name, env.data[one.name]) for one in step.parameters}
@@ -53,7 +54,7 @@ def compile_with_envs(
     call = step.call({one.name: now.get(one.name, f"of_{one.name}") for one in step.parameters})
     parameters = ", ".join(str(replace(one, name=f"of_{one.name}")) for one in step.parameters)
     text = text.replace(LAST, f"{LAST[:-1]}, {parameters})")
-    place = "#define BLOCK_IS_A_ROW\n#define CODE_IS_LONG"
+    place = "#define BLOCK_IS_A_ROW\n#define CODE_IS_LONG" if is_long else "#define BLOCK_IS_A_ROW"
     if change is not None:
         text, place = change(text), f"{place}\n#define BLOCK_OF_ENVS 0"
     whole = f"""{place}

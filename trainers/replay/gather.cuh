@@ -71,8 +71,8 @@ struct Strides {
     }
 };
 
-// Of rings larger than the L2 cache nothing is soon read again: it makes no room by what is, the tree. Nor, where the block
-// steps envs, by what they read in each step, from the cache that is left beside its shared memory.
+// What is gathered is not soon read again, so it is marked to leave a cache first: L2 where the rings are larger than it, so
+// that the tree stays; the multiprocessor's own where the block steps envs, so that what these read in each step stays.
 template <typename Word>
 __device__ __forceinline__ Word read_once(const Word* place)
 {
@@ -90,7 +90,7 @@ __device__ __forceinline__ Word read_once(const Word* place)
     return *place;
 }
 
-// A code or an action, whose neighbours may be read soon.
+// A code or an action, whose neighbours may be read soon; not where the block steps envs, which need the cache more.
 template <typename Code>
 __device__ __forceinline__ Code read_code(const Code* place)
 {

@@ -164,9 +164,9 @@ def test_a_block_alone_and_one_of_a_team_learn_the_same_in_bf16(tmp_path, device
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def let_kernels_play(monkeypatch) -> None:
-    """In full float, on a CPU, too."""
-    monkeypatch.setattr(TrainerConfig, "precision_on", lambda *_: plan.FULL_PRECISION)
+def let_kernels_play(monkeypatch, precision: str = plan.FULL_PRECISION) -> None:
+    """On a CPU, too."""
+    monkeypatch.setattr(TrainerConfig, "precision_on", lambda *_: precision)
     monkeypatch.setattr(plan, "RUNS_ON_CPU", True)
     monkeypatch.setattr("trainers.trainer.EnvWrapper", partial(EnvWrapper, folds=True))
 
@@ -178,6 +178,7 @@ def let_kernels_play(monkeypatch) -> None:
         {"replay_ratio": 0.3, "n_step": 2, "buffer_size": 44, "fc_dims": (20,), "epsilon_per_env": True},
         {"replay_ratio": 1.0, "double": False, "huber_delta": None, "clip_grad_norm": False},
         {"replay_ratio": 1.0, "loses_futures": True},
+        {"replay_ratio": 1.0, "loses_futures": True, "n_step": 3, "buffer_size": 42},
     ],
 )
 def test_a_rollout_that_learns_is_as_many_iterations_of_one_step(switches, tmp_path, device, monkeypatch):
@@ -212,6 +213,22 @@ def test_a_rollout_that_learns_is_as_many_iterations_of_one_step(switches, tmp_p
     for state in ("optim", "target"):
         for name, tensor in theirs.state()[state].items():
             torch.testing.assert_close(ours.state()[state][name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("fc_dims", [(16, 16), (16, 40), (40, 16), (16,)])
+def test_a_rollout_that_learns_plays_the_largest_q_value_of_narrow_networks_too(fc_dims, tmp_path, device, monkeypatch):
+    """In bf16, as many agents as a block acts for: what is drawn lies where no layer writes."""
+    let_kernels_play(monkeypatch, "bf16")
+    sizes = {"num_envs": 16, "batch_size": 32, "buffer_size": 512, "lr": 0.0, "epsilon": 0.0}
+    trainer = make_trainer(tmp_path, device, updates_in_rollouts=True, fc_dims=fc_dims, **sizes)
+    learner = algorithm_of(trainer)
+    assert isinstance(learner.learns_by.shape, QAloneShape)
+    for _ in range(3):
+        trainer.iterate()
+    seen = learner.group.observation[:-1].reshape(-1, 6)
+    q = learner.policy(seen)[0].detach()
+    lost = (q.max(-1).values - q.gather(-1, learner.group.action.reshape(-1, 1).long()).squeeze(-1)).abs()
+    assert lost.max() < 0.02 * q.abs().max()  # of two that are nearly equal, either
 
 
 def test_rollouts_that_learn_resume_bit_for_bit(tmp_path, device, monkeypatch):
@@ -264,6 +281,10 @@ def test_a_population_whose_rollouts_learn_is_one_launch_and_each_member_a_run_b
         ({"fc_dims": (160, 160)}, "the network does not fit a block that learns alone"),
         ({"normalize_observation": True}, "the kernel of Q-learning knows no normalize_observation"),
         ({"num_envs": 64}, "a block steps 32 envs beside its updates, and there are 64"),
+        (
+            {"num_envs": 64, "batch_size": 128, "buffer_size": 1280, "fc_dims": (36, 100)},
+            "a block has no room for what its envs' agents see, beside the network",
+        ),
     ],
 )
 def test_where_rollouts_cannot_learn_is_told_with_the_way_out(changes, words, tmp_path, device, monkeypatch):
