@@ -140,7 +140,15 @@ class CudaModule(Module):
                 raise CompileError(too_much_shared(self._source, signature.name, used, _MAX_STATIC_SHARED))
             self._functions[signature.name] = function
         if shape.shared_bytes > self._shared_bytes.get(signature.name, _MAX_STATIC_SHARED):
-            self._driver.allow_shared_bytes(function, shape.shared_bytes)
+            try:
+                self._driver.allow_shared_bytes(function, shape.shared_bytes)
+            except Exception as error:  # of whichever driver it is
+                raise CompileError(
+                    f"{self._source.path}:{signature.line}: kernel '{signature.name}' has "
+                    f"{self._driver.static_shared_bytes(function):,} bytes of static shared memory, and asks for "
+                    f"{shape.shared_bytes:,} more, which the GPU's block has not ({error}). "
+                    "Use fewer or smaller __shared__ arrays."
+                ) from None
             self._shared_bytes[signature.name] = shape.shared_bytes
         return self._driver.prepare(function, signature, tuple(arguments), shape)
 
