@@ -290,6 +290,9 @@ def unknown_key(key: str, known: Iterable[str], hints: Hints = NO_HINTS) -> str:
     known = list(known)
     if key in hints.sentences:
         return hints.sentences[key]
+    section, dot, rest = key.partition(".")
+    if dot and section in known:
+        return f"unknown key. In a file write {section}: {{{rest}: ...}}"
     ours = hints.synonyms.get(key, key)
     if ours in known:
         return f"unknown key. Did you mean '{ours}'?"

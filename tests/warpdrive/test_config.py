@@ -100,6 +100,7 @@ WRONG = [  # what tests/bad_configs.py does not have, of configs as users write 
     ("wheels:\n  sizes: 4", "car.yaml:2: wheels.sizes: expected a list of whole numbers, got 4"),
     ("wheels:\n  sizes: [4, x]", "car.yaml:2: wheels.sizes: expected a whole number of at least 1, got 'x'"),
     ("wheels: {place: [1]}", "car.yaml:1: wheels.place: expected a list of 2 whole numbers, got [1]"),
+    ("wheels.sizes: [1]", "car.yaml:1: wheels.sizes: unknown key. In a file write wheels: {sizes: ...}"),
     ("wheels: {size: [1]}", "car.yaml:1: wheels.size: unknown key. Did you mean 'sizes'? (known: sizes, place)"),
     ("speed: -1", "car.yaml:1: speed: expected a number or a schedule of at least 0, got -1"),
     ("speed: [[0, -1]]", "car.yaml:1: speed: expected a number or a schedule of at least 0, got [[0, -1]]"),
