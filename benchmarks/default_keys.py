@@ -10,7 +10,6 @@ one, and each is the mean over the seeds.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import sys
 from collections import defaultdict
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from defaults import ROWS, all_runs
-from report import save_report, write_report
+from report import save_for_now, write_report
 
 from trainers.settings.config import TrainerConfig
 from trainers.trainer import make_backend
@@ -137,8 +136,7 @@ def main() -> int:
             run.get("score") or {side: one["mean"] for side, one in run["gain"].items()} for run in runs
         ]
         print(label, task, results[label][task], file=sys.stderr)
-        with contextlib.suppress(OSError):  # which is told at the end
-            save_report(*where, dict(results), arguments.out)
+        save_for_now(*where, dict(results), arguments.out)
     write_report(*where, dict(results), arguments.out)
     return 0
 

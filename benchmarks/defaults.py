@@ -10,7 +10,6 @@ are those of learning.py.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import multiprocessing
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 from learning import Task, run_seed, summary, what_is_missed
-from report import save_report, write_report
+from report import save_for_now, write_report
 
 from trainers.settings.config import TrainerConfig
 from trainers.trainer import make_backend
@@ -106,8 +105,7 @@ def main() -> int:
             "runs": [run.get("score") or run["gain"] for run in ours],
         }
         print(f"{label}: {missed or 'reached'} {summary(task, ours)}", file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError):  # which is told at the end
-            save_report(*where, results, arguments.out)  # hours of runs outlive one that is stopped
+        save_for_now(*where, results, arguments.out)
     write_report(*where, results, arguments.out)
     return int(num_missed > 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -63,6 +64,13 @@ def write_report(name: str, backend: Backend, results: Any, folder: Path | None 
         raise SystemExit(f"--out: {where} cannot be written ({error.strerror}). The figures are above.") from None
     print(f"written to {path}")
     return path
+
+
+def save_for_now(name: str, backend: Backend, results: Any, folder: Path | None = None) -> None:
+    """As `save_report`, of hours of runs of which some are done, so that these outlive one that is stopped. Where it
+    cannot be written, `write_report` says so at the end."""
+    with contextlib.suppress(OSError):
+        save_report(name, backend, results, folder)
 
 
 def save_report(name: str, backend: Backend, results: Any, folder: Path | None = None) -> Path:

@@ -127,15 +127,15 @@ class DataManager:
         try:
             is_large = type(values) is int and values > torch.iinfo(torch.int64).max
             given = torch.as_tensor(values, dtype=torch.uint64 if is_large else None)
-            has, dtype = (str(one.dtype).removeprefix("torch.") for one in (array, given))
+            has, gets = (str(one.dtype).removeprefix("torch.") for one in (array, given))
             if not torch.can_cast(given.dtype, array.dtype):
                 raise ArrayError(
-                    f"array '{name}' is {has}: {dtype} cannot be written into it unchanged. "
+                    f"array '{name}' is {has}: {gets} cannot be written into it unchanged. "
                     f"Convert it first: data['{name}'] = torch.as_tensor(values).to(torch.{has})."
                 )
             held = given.to(array.dtype)
             is_rounded = type(values) is int and array.is_floating_point()
-            if not given.is_cuda and dtype != has and not is_rounded and not _holds(held, given):
+            if not given.is_cuda and not is_rounded and not _holds(held, given):
                 raise ArrayError(f"array '{name}' is {has}, which cannot hold all of these numbers. Give smaller ones.")
             array.copy_(held.expand(array.shape))
         except (RuntimeError, TypeError, ValueError):
@@ -291,7 +291,7 @@ class DataManager:
 
 def _holds(held: torch.Tensor, given: torch.Tensor) -> bool:
     """Whether integers are what they were before they were written as another dtype."""
-    if given.dtype.is_floating_point or given.dtype is torch.bool:
+    if given.dtype in (held.dtype, torch.bool) or given.is_floating_point():
         return True
     if held.dtype.is_floating_point:
         return given.itemsize <= held.itemsize or bool((held.to(given.dtype) == given).all())

@@ -15,9 +15,6 @@
 
 #ifdef STEP_ENVS
 #include "q_play.cuh"
-constexpr bool PLAYS = true;
-#else
-constexpr bool PLAYS = false;
 #endif
 
 constexpr long long NOTHING_FOUND = 1ll << 62;  // guard.py has the same
@@ -71,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     };
     constexpr int OF_TARGET = 0, OF_MEAN = 1, OF_SQUARE = 2;
 
-    if (!PLAYS && schedule[1] == 0) return;
+    if (!STEPS_ENVS && schedule[1] == 0) return;
 
 #pragma unroll 4
     for (int i = tid; i < (int)(sizeof(Shared) / 16); i += THREADS) ((Bytes16*)memory)[i] = {};
@@ -147,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
     };
     // Makes the updates that are left after a step, at least one.
     const auto make_updates = [&] {
-        const auto now = [&] { return progress.begin + (PLAYS ? progress.step + 1 : 0); };
+        const auto now = [&] { return progress.begin + (STEPS_ENVS ? progress.step + 1 : 0); };
         const bool is_gathered = progress.drawn_for == progress.step;  // as the last update left it, ahead of a step
         if (!is_gathered) draw_next(now(), progress.num_draws);
         __syncthreads();
@@ -187,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
             float squares = 0.0f;
             constexpr int FIRST1 = LAYERS > 2 ? SLOTS2 : 0;
             const bool is_last = progress.num_left == 1;
-            if (!is_last || PLAYS) draw_next(now() + (is_last ? 1 : 0), progress.num_draws + 1);
+            if (!is_last || STEPS_ENVS) draw_next(now() + (is_last ? 1 : 0), progress.num_draws + 1);
             if (tid == THREADS - ROWS - 1) {  // of the last warp that does not draw
                 progress.is_last = is_last;
                 const float made = progress.num_adam_steps + 1.0f;
@@ -313,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_alone(
                 progress.length = length;
                 progress.drawn_for = progress.step + 1;
             }
-            if (progress.is_last && !PLAYS) break;
+            if (progress.is_last && !STEPS_ENVS) break;
             coming.store(shared, row() < BATCH);
         } while (!progress.is_last);
     };

@@ -71,8 +71,8 @@ struct Strides {
     }
 };
 
-// What is gathered is not soon read again, so it is marked to leave a cache first: L2 where the rings are larger than it, so
-// that the tree stays; the multiprocessor's own where the block steps envs, so that what these read in each step stays.
+// What is gathered is not soon read again, so it is marked to leave a cache first: L2 where the rings are larger than it,
+// so that the tree stays; the multiprocessor's own where the block steps envs, so that what these read each step stays.
 template <typename Word>
 __device__ __forceinline__ Word read_once(const Word* place)
 {
