@@ -1,6 +1,12 @@
 #include "warpdrive.cuh"
 
-constexpr int AHEAD = 16;  // steps that are loaded before the first of them is looked at: else each waits for its own load
+constexpr int AHEAD = 12, MAX_THREADS = 256;
+
+// Steps of an agent that are loaded while those before them are added up: else each waits for its own load.
+struct Steps {
+    float earned[AHEAD];
+    bool terminated[AHEAD], truncated[AHEAD];
+};
 
 // Adds up the returns and lengths of the episodes that ended in a rollout. Episodes run on across rollouts.
 // Sums are kept env by env, so their order, and with it their last bit, never changes.
@@ -17,10 +23,10 @@ constexpr int AHEAD = 16;  // steps that are loaded before the first of them is 
 //                                                                                 read, written
 //   num_steps       of the rollout
 //   max_truncations of an env in a rollout, whose last observations are kept
-extern "C" __global__ void episodes(const float* reward, const bool* terminated, const bool* truncated,
-                                    float* running_return, long long* running_length, float* return_sum,
-                                    long long* length_sum, long long* num_ended, const int* num_truncated,
-                                    long long* num_dropped, int num_steps, int max_truncations)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) episodes(
+    const float* reward, const bool* terminated, const bool* truncated, float* running_return, long long* running_length,
+    float* return_sum, long long* length_sum, long long* num_ended, const int* num_truncated, long long* num_dropped,
+    int num_steps, int max_truncations)
 {
     const long long num_rows = (long long)NUM_ENVS * NUM_AGENTS;
     for (long long row = global_thread(); row < num_rows; row += num_global_threads()) {
@@ -31,22 +37,28 @@ extern "C" __global__ void episodes(const float* reward, const bool* terminated,
         long long length = counts ? running_length[env] : 0;
         long long ended_length = counts ? length_sum[env] : 0;
         long long ended = counts ? num_ended[env] : 0;
-        for (int first = 0; first < num_steps; first += AHEAD) {
-            float earned[AHEAD];
-            bool ends[AHEAD];
-#pragma unroll
-            for (int k = 0; k < AHEAD; ++k) {
-                const int t = first + k < num_steps ? first + k : first;
-                const long long step_env = (long long)t * NUM_ENVS + env;
-                earned[k] = reward[t * num_rows + row];
-                ends[k] = terminated[step_env] | truncated[step_env];
-            }
+        const auto load = [&](int first) {
+            Steps steps;
 #pragma unroll
             for (int k = 0; k < AHEAD; ++k) {
                 if (first + k >= num_steps) break;
-                episode_return += earned[k];
+                const long long step_env = (long long)(first + k) * NUM_ENVS + env;
+                steps.earned[k] = reward[(first + k) * num_rows + row];
+                steps.terminated[k] = terminated[step_env];
+                steps.truncated[k] = truncated[step_env];
+            }
+            return steps;
+        };
+        Steps next = load(0);
+        for (int first = 0; first < num_steps; first += AHEAD) {
+            const Steps now = next;
+            if (first + AHEAD < num_steps) next = load(first + AHEAD);
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+                if (first + k >= num_steps) break;
+                episode_return += now.earned[k];
                 length += 1;
-                if (!ends[k]) continue;
+                if (!now.terminated[k] && !now.truncated[k]) continue;
                 ended_return += episode_return;
                 ended_length += length;
                 ended += 1;
