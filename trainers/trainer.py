@@ -200,8 +200,8 @@ class Trainer:
         self.side_by_side = SideBySide(graphs, self.backend, share_nothing)
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
-        self._begin: Graphed | None = None
-        """What comes before a rollout that another plays."""
+        self._plays = True
+        """Whether it plays rollouts itself, and begins them."""
         self._play = self._graphed(self._collect)
         self.timing = Timing(self.env.device, self._collect, self.rollout.is_whole)
         self.plays_alone = not self.rollout.is_whole
@@ -296,7 +296,7 @@ class Trainer:
             policy -> debug figures, on the device.
         """
         timing = self.timing
-        if self._begin is None:
+        if self._plays:
             self.begin()
         in_parts = self.plays_alone and not self.reporter.waits_for_parts and timing.asks_for_parts()
         (self._play_in_parts if in_parts else self._play)()
@@ -315,12 +315,10 @@ class Trainer:
         """What comes before a rollout."""
         self._look.prepare()
         self.timing.begin_iteration()
-        if self._begin is not None:
-            self._begin()
 
     def leave_playing(self) -> None:
-        """From here on another plays the rollouts, between `begin` and `iterate`."""
-        self._begin = self._graphed(self.rollout.begin_steps)
+        """From here on another plays the rollouts, from `begin_steps` on, between `begin` and `iterate`."""
+        self._plays = False
         self._play = self._graphed(self._look_at_rollout)
 
     def _collect(self, mark: Callable[[], None] | None = None) -> None:
@@ -421,9 +419,8 @@ class Trainer:
 
     def forget_graphs(self) -> None:
         """What was captured is captured anew."""
-        for graphed in (self._begin, self._play, self._play_in_parts, *self.graphs_of_updates):
-            if graphed is not None:
-                graphed.forget()
+        for graphed in (self._play, self._play_in_parts, *self.graphs_of_updates):
+            graphed.forget()
 
     def _make_policy(self, env: Env, name: str, generator: torch.Generator, reads_file: bool) -> Policy:
         config = self.config.policy[name]

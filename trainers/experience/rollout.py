@@ -142,11 +142,19 @@ class Rollout:
     def begin_steps(self) -> None:
         """Makes room for T steps, from where the last rollout ended."""
         with torch.inference_mode():
-            for name in self.observations:
-                self.data[name][0].copy_(self.data[name][-1])
-            if self.active is not None:
-                self.active[0].copy_(self.active[-1])
-            self.env.data["num_truncated"].zero_()
+            for first, last in self.carried():
+                first.copy_(last)
+            self.num_truncated.zero_()
+
+    def carried(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What a rollout begins with, and of the one before what it is copied from."""
+        arrays = [self.data[name] for name in self.observations]
+        return [(array[0], array[-1]) for array in (arrays if self.active is None else [*arrays, self.active])]
+
+    @property
+    def num_truncated(self) -> torch.Tensor:
+        """[E]: truncations of an env in this rollout."""
+        return self.env.data["num_truncated"]
 
     def collect(self, mark: Call | None = None) -> None:
         """Plays T steps from where the last rollout ended; `mark` is called where the env begins or ends its part."""

@@ -34,18 +34,29 @@ class JointRollouts:
         words = [word_of(one.arrays[parameter.name]) for one in learners for parameter in parameters]
         functions = first.compile(partial(of_several, kernel=first.shape.kernel, parameters=parameters, words=words))
         self._plays = torch.zeros(len(learners), dtype=torch.int32, device=first.learner.device)
+        self._rollouts = [one.learner.group.rollout for one in learners]
         self._told: Sequence[int] = ()
+        self._begun: list[torch.Tensor] = []
+        self._ended: list[torch.Tensor] = []
+        self._counted: list[torch.Tensor] = []
         launch = LaunchShape(len(learners), (first.shape.threads, 1), first.shape.launch_bytes)
         self._launch = functions.prepare(first.shape.kernel, launch, plays=self._plays)
         for one in learners:
             one.learner.group.rollout.calls[0] = _nothing
 
     def __call__(self, numbers: Sequence[int]) -> None:
-        """Of the runs of these numbers."""
+        """Of the runs of these numbers. It begins their rollouts, too: by a few launches for all of them."""
         if numbers != self._told:
             self._plays.zero_()
             self._plays[list(numbers)] = 1
             self._told = numbers
+            playing = [self._rollouts[number] for number in numbers]
+            carried = [pair for one in playing for pair in one.carried()]
+            self._begun, self._ended = [first for first, _ in carried], [last for _, last in carried]
+            self._counted = [one.num_truncated for one in playing]
+        with torch.inference_mode():
+            torch._foreach_copy_(self._begun, self._ended)
+            torch._foreach_zero_(self._counted)
         self._launch()
 
 
