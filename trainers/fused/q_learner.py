@@ -270,8 +270,8 @@ class FusedQLearner(LearnsByKernels):
         if not rollout.is_whole or step is None:
             refuse_in_rollouts(learner, "something but the policy and the envs has a part in each step")
         if 2 * rows > shape.rows or envs_of_block(step, num_agents, rows, shape.threads) < env.num_envs:
-            most = shape.rows // 2 // num_agents
-            told = f"a block steps {most} envs beside its updates, and there are {env.num_envs:,}"
+            most = shape.rows // 32 * 16 // num_agents
+            told = f"a block steps {most} envs beside updates of {shape.batch} samples, and there are {env.num_envs:,}"
             refuse_in_rollouts(learner, told)
         if shape.bytes_to_play(rows) > shape.room:
             refuse_in_rollouts(learner, "a block has no room for what its envs' agents see, beside the network")

@@ -135,7 +135,8 @@ def test_a_population_whose_rollouts_learn_is_one_launch_and_each_member_a_run_b
         ({"batch_size": 200, "buffer_size": 300}, "a batch of 200 is more than the 128 that a block alone learns from"),
         ({"fc_dims": (160, 160)}, "the network does not fit a block that learns alone"),
         ({"normalize_observation": True}, "the kernel of Q-learning knows no normalize_observation"),
-        ({"num_envs": 64}, "a block steps 32 envs beside its updates, and there are 64"),
+        ({"num_envs": 64}, "a block steps 32 envs beside updates of 40 samples, and there are 64"),
+        ({"batch_size": 8}, "a block steps 0 envs beside updates of 8 samples, and there are 2"),
         (
             {"num_envs": 64, "batch_size": 128, "buffer_size": 1280, "fc_dims": (36, 100)},
             "a block has no room for what its envs' agents see, beside the network",
