@@ -38,7 +38,8 @@ class Graphed:
 
     Args:
         call: without arguments.
-        generators: torch generators on the device that it draws from.
+        generators: torch generators on the device that it may draw from. Those that it drew from while it warmed up get
+            their place anew before each replay, by two launches; the others are left alone.
         say: is told, in a line, why the call could not be captured. It then goes on running as it is.
         is_enabled: false: never captured.
         warm_up: calls that run as they are first.
@@ -67,6 +68,7 @@ class Graphed:
     def forget(self) -> None:
         """Starts anew: memory that the graph knows has been replaced."""
         self._num_calls = 0
+        self._drawn_from: list[torch.Generator] = [] if self.warm_up else [*self.generators]
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Any = None
 
@@ -77,26 +79,41 @@ class Graphed:
     def __call__(self) -> Any:
         if self._graph is None:
             self._num_calls += 1
-            if not self._is_enabled or self._num_calls <= self.warm_up or not self._capture():
+            if not self._is_enabled:
+                return self.call()
+            if self._num_calls <= self.warm_up:
+                return self._warm_up()
+            if not self._capture():
                 return self.call()
         self._graph.replay()
         return self._result
+
+    def _warm_up(self) -> Any:
+        before = [generator.get_state() for generator in self.generators]
+        result = self.call()
+        drawn = [not torch.equal(one.get_state(), state) for one, state in zip(self.generators, before, strict=True)]
+        found = [one for one, has_drawn in zip(self.generators, drawn, strict=True) if has_drawn]
+        self._drawn_from += [one for one in found if one not in self._drawn_from]
+        return result
 
     def _capture(self) -> bool:
         before = [(generator, generator.get_state()) for generator in self.generators]
         try:
             pool = self.beside._graph.pool() if self.beside is not None and self.beside.is_captured else None
-            with without_collection(), self.backend.capture(self.generators, pool) as graph:
+            with without_collection(), self.backend.capture(self._drawn_from, pool) as graph:
                 self._result = self.call()
         except RuntimeError as error:  # the work was not done, only recorded: it is still to do
-            self._is_enabled = False
-            reason = str(error).strip().splitlines()[0]
-            self.say(f"warning: no CUDA graph could be made ({reason}): going on without, more slowly.")
             torch.cuda.synchronize(self.backend.device)
             for generator, state in before:  # which still waits for the capture's end: as it was, without a graph
                 fresh = torch.Generator(generator.device)
                 fresh.set_state(state)
                 generator.graphsafe_set_state(fresh.graphsafe_get_state())
+            if len(self._drawn_from) < len(self.generators):  # it may draw from one that it left alone before
+                self._drawn_from = [*self.generators]
+                return self._capture()
+            self._is_enabled = False
+            reason = str(error).strip().splitlines()[0]
+            self.say(f"warning: no CUDA graph could be made ({reason}): going on without, more slowly.")
             return False
         self._graph = graph
         return True

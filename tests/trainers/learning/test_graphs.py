@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +62,38 @@ def test_warm_up_calls_and_replays_do_the_work_once_each():
     replayed.forget()
     assert replayed().item() == 6.0
     assert number[0] == WARM_UP + 2
+
+
+@needs_gpu
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_generator_that_nothing_is_drawn_from_costs_no_launch(draws):
+    backend = choose_backend("cuda")
+    generator, number = torch.Generator(backend.device).manual_seed(5), torch.zeros(8, device=backend.device)
+    call = partial(number.uniform_, generator=generator) if draws else partial(number.add_, 1.0)
+    replayed = Graphed(call, backend, [generator])
+    drawn = [replayed().tolist() for _ in range(WARM_UP + 3)]
+    assert len({tuple(one) for one in drawn}) == WARM_UP + 3
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        replayed()
+        backend.synchronize()
+    launches = [event for event in trace.events() if event.device_type.name == "CUDA"]
+    assert len(launches) == (3 if draws else 1)  # the generator's seed and place, and the call's own
+
+
+@needs_gpu
+def test_what_draws_only_later_is_captured_too():
+    backend, lines, number = choose_backend("cuda"), [], torch.zeros(8, device="cuda")
+    generator, calls = torch.Generator(backend.device).manual_seed(5), []
+
+    def call():
+        calls.append(None)
+        return number.uniform_(generator=generator) if len(calls) > WARM_UP else number
+
+    replayed = Graphed(call, backend, [generator], lines.append)
+    drawn = [replayed().tolist() for _ in range(WARM_UP + 3)]
+    assert replayed.is_captured and lines == [] and len({tuple(one) for one in drawn[WARM_UP:]}) == 3
+    again = torch.Generator(backend.device).manual_seed(5)
+    assert drawn[WARM_UP:] == [number.uniform_(generator=again).tolist() for _ in range(3)]
 
 
 @needs_gpu
