@@ -89,8 +89,10 @@ class ByKernels(LearnsByKernels):
     learner: OffPolicy
 
     def updates(self) -> Mapping[str, Callable[[], Figures]]:
-        """The phases that are updates, and what comes before them."""
-        return {"add": self.add, "learn": self.learn, "follow": self.follow}
+        """The phases that are updates, and what comes before them: each is called, or runs would wait for its graph to
+        learn at the same time."""
+        found = {"add": self.add, "learn": self.learn}
+        return found if self.follows_within else {**found, "follow": self.follow}
 
     def at_once(self, phases: Mapping[str, Callable[[], Figures]], clock: Clock) -> Sequence[Callable[[], Figures]]:
         """What an iteration calls. Where target networks follow each update, they may do so within it."""

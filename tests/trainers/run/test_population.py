@@ -78,6 +78,21 @@ def test_a_member_learns_what_a_run_of_its_config_learns_bit_for_bit(tmp_path, d
     assert f"tagger {sum(last) / SIZE:+.3f} {whose}" in said
 
 
+def test_members_whose_targets_follow_within_an_update_learn_at_the_same_time(tmp_path, device):
+    sizes = {"num_envs": 8, "train_batch_size": 32, "total_timesteps": 32 * 12, "device": device, "seed": 5}
+    own = {"algorithm": "SAC", "batch_size": 16, "buffer_size": 256, "learning_starts": 64, "replay_ratio": 0.0625}
+    given = {"name": "pendulum", "trainer": sizes, "saving": {"basedir": str(tmp_path)}, "population": {"size": SIZE}}
+    whole = read_config({**given, "policy": {"agent": {**own, "model": {"fc_dims": [32, 32]}}}})
+    population = Population(whole, "together", say=lambda line: None)
+    population.train()
+    assert population.side_by_side.is_at_once is (device == "cuda")
+    for number, member in enumerate(population.members):
+        alone = Trainer(config_of_member(whole, number, tmp_path), f"alone_{number}")
+        alone.train()
+        ours, theirs = (one.policies["agent"].state_dict() for one in (member, alone))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs) and len(theirs) > 4
+
+
 def test_it_stops_by_a_signal_with_every_member_saved_and_goes_on_to_the_same_bits(tmp_path, device):
     whole = Population(config(tmp_path, device), "whole", say=lambda line: None)
     whole.train()
