@@ -200,8 +200,8 @@ class Trainer:
         self.side_by_side = SideBySide(graphs, self.backend, share_nothing)
         self.metrics = Metrics(self.rollout, {**agents, **_agents_of_groups(env)})
 
-        self._plays = True
-        """Whether it plays rollouts itself, and begins them."""
+        self._plays_itself = True
+        """Whether no other plays its rollouts, and begins them."""
         self._play = self._graphed(self._collect)
         self.timing = Timing(self.env.device, self._collect, self.rollout.is_whole)
         self.plays_alone = not self.rollout.is_whole
@@ -296,7 +296,7 @@ class Trainer:
             policy -> debug figures, on the device.
         """
         timing = self.timing
-        if self._plays:
+        if self._plays_itself:
             self.begin()
         in_parts = self.plays_alone and not self.reporter.waits_for_parts and timing.asks_for_parts()
         (self._play_in_parts if in_parts else self._play)()
@@ -318,7 +318,7 @@ class Trainer:
 
     def leave_playing(self) -> None:
         """From here on another plays the rollouts, from `begin_steps` on, between `begin` and `iterate`."""
-        self._plays = False
+        self._plays_itself = False
         self._play = self._graphed(self._look_at_rollout)
 
     def _collect(self, mark: Callable[[], None] | None = None) -> None:

@@ -269,9 +269,12 @@ class FusedQLearner(LearnsByKernels):
         step, rows = env.step_function(), to_tiles(env.num_envs * num_agents)
         if not rollout.is_whole or step is None:
             refuse_in_rollouts(learner, "something but the policy and the envs has a part in each step")
-        if 2 * rows > shape.rows or envs_of_block(step, num_agents, rows, shape.threads) < env.num_envs:
+        if 2 * rows > shape.rows:
             most = shape.rows // 32 * 16 // num_agents
             told = f"a block steps {most} envs beside updates of {shape.batch} samples, and there are {env.num_envs:,}"
+            refuse_in_rollouts(learner, told)
+        if envs_of_block(step, num_agents, rows, shape.threads) < env.num_envs:
+            told = f"a block that learns cannot step {env.num_envs} envs of {step.threads_per_env} threads each"
             refuse_in_rollouts(learner, told)
         if shape.bytes_to_play(rows) > shape.room:
             refuse_in_rollouts(learner, "a block has no room for what its envs' agents see, beside the network")

@@ -39,7 +39,7 @@ class Graphed:
     Args:
         call: without arguments.
         generators: torch generators on the device that it may draw from. Those that it drew from while it warmed up get
-            their place anew before each replay, by two launches; the others are left alone.
+            their place anew before each replay, by two launches; the others only if it cannot be captured without.
         say: is told, in a line, why the call could not be captured. It then goes on running as it is.
         is_enabled: false: never captured.
         warm_up: calls that run as they are first.
@@ -97,7 +97,7 @@ class Graphed:
         return result
 
     def _capture(self) -> bool:
-        before = [(generator, generator.get_state()) for generator in self.generators]
+        before = [(generator, generator.get_state()) for generator in self._drawn_from]
         try:
             pool = self.beside._graph.pool() if self.beside is not None and self.beside.is_captured else None
             with without_collection(), self.backend.capture(self._drawn_from, pool) as graph:

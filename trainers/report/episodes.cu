@@ -1,6 +1,7 @@
 #include "warpdrive.cuh"
 
-constexpr int AHEAD = 12, MAX_THREADS = 256;
+constexpr int AHEAD = 12;
+constexpr int THREADS = 256;  // of a block, at most: see FunctionManager.launch_shape
 
 // Steps of an agent that are loaded while those before them are added up: else each waits for its own load.
 struct Steps {
@@ -23,7 +24,7 @@ struct Steps {
 //                                                                                 read, written
 //   num_steps       of the rollout
 //   max_truncations of an env in a rollout, whose last observations are kept
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) episodes(
+extern "C" __global__ void __launch_bounds__(THREADS) episodes(
     const float* reward, const bool* terminated, const bool* truncated, float* running_return, long long* running_length,
     float* return_sum, long long* length_sum, long long* num_ended, const int* num_truncated, long long* num_dropped,
     int num_steps, int max_truncations)

@@ -90,10 +90,16 @@ def test_what_draws_only_later_is_captured_too():
         return number.uniform_(generator=generator) if len(calls) > WARM_UP else number
 
     replayed = Graphed(call, backend, [generator], lines.append)
-    drawn = [replayed().tolist() for _ in range(WARM_UP + 3)]
-    assert replayed.is_captured and lines == [] and len({tuple(one) for one in drawn[WARM_UP:]}) == 3
+    other = torch.zeros(8, device="cuda")
+    before = Graphed(partial(other.uniform_, generator=generator), backend, [generator])  # is captured first
+    found = [before().tolist() for _ in range(WARM_UP + 1)]
+    for _ in range(WARM_UP + 3):
+        drawn = replayed().tolist()
+        found += [drawn] if len(calls) > WARM_UP else []
+        found.append(before().tolist())
+    assert replayed.is_captured and lines == [] and len({tuple(one) for one in found}) == len(found)
     again = torch.Generator(backend.device).manual_seed(5)
-    assert drawn[WARM_UP:] == [number.uniform_(generator=again).tolist() for _ in range(3)]
+    assert found == [number.uniform_(generator=again).tolist() for _ in found]
 
 
 @needs_gpu
