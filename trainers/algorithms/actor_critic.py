@@ -97,7 +97,7 @@ class ActorAndCritics(OffPolicy):
             from trainers.fused.ac_learner import find_ac_learner
 
             self.learns_by = find_ac_learner(self)
-            self.path = self.learns_by.path
+            self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 
     @classmethod
     def make_critics(
