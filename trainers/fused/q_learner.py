@@ -274,7 +274,7 @@ class FusedQLearner(LearnsByKernels):
             told = f"a block steps {most} envs beside updates of {shape.batch} samples, and there are {env.num_envs:,}"
             refuse_in_rollouts(learner, told)
         if envs_of_block(step, num_agents, rows, shape.threads) < env.num_envs:
-            told = f"a block that learns cannot step {env.num_envs} envs of {step.threads_per_env} threads each"
+            told = f"{env.num_envs} envs with {step.threads_per_env} threads each do not fit a block that learns"
             refuse_in_rollouts(learner, told)
         if shape.bytes_to_play(rows) > shape.room:
             refuse_in_rollouts(learner, "a block has no room for what its envs' agents see, beside the network")

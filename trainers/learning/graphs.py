@@ -91,9 +91,9 @@ class Graphed:
     def _warm_up(self) -> Any:
         before = [generator.get_state() for generator in self.generators]
         result = self.call()
-        drawn = [not torch.equal(one.get_state(), state) for one, state in zip(self.generators, before, strict=True)]
-        found = [one for one, has_drawn in zip(self.generators, drawn, strict=True) if has_drawn]
-        self._drawn_from += [one for one in found if one not in self._drawn_from]
+        for generator, state in zip(self.generators, before, strict=True):
+            if generator not in self._drawn_from and not torch.equal(generator.get_state(), state):
+                self._drawn_from.append(generator)
         return result
 
     def _capture(self) -> bool:
