@@ -175,7 +175,7 @@ class Population:
     def iterate(self) -> dict[int, dict[str, Mapping[str, torch.Tensor | float]]]:
         """One iteration of each member that is under way; of each, by its number, what `Trainer.iterate` gives."""
         playing = self.under_way
-        if self.joint is not None:
+        if self.joint is not None and playing:
             for member in playing:
                 member.begin()
             self.joint([self.members.index(member) for member in playing])

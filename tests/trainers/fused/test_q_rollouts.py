@@ -125,6 +125,8 @@ def test_a_population_whose_rollouts_learn_is_one_launch_and_each_member_a_run_b
         if number != 1:
             assert float(figures[number]["agent"]["loss"]) == float(expected["loss"]) != 0.0
     assert len({float(one["agent"]["loss"]) for one in figures.values()}) == 2
+    population.failed |= dict.fromkeys((0, 2), NonFiniteError("they met one, too"))
+    assert population.iterate() == {}
 
 
 @pytest.mark.parametrize(
