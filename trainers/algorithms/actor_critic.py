@@ -96,8 +96,7 @@ class ActorAndCritics(OffPolicy):
         if self.__class__.__dict__.get("HAS_KERNELS", False):
             from trainers.fused.ac_learner import find_ac_learner
 
-            self.learns_by = find_ac_learner(self)
-            self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
+            self.learn_by(find_ac_learner(self))
 
     @classmethod
     def make_critics(

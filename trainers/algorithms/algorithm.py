@@ -105,6 +105,10 @@ class Algorithm:
         self._of_torch: dict[Callable, Callable] = {}
         self.learns_by = self
 
+    def learn_by(self, learner: Any) -> None:
+        """Says who makes updates from here on; see `learns_by`."""
+        self.learns_by, self.path, self.shares_nothing = learner, learner.path, learner.shares_nothing
+
     def told(self, precision: str) -> str:
         """What learns, in words."""
         if self.learns_by is not self:

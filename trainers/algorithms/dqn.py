@@ -113,10 +113,9 @@ class DQN(QReplay):
         """As a checkpoint holds it: of the agents of all ranks, as if they were one's."""
         self._redraw()
         if type(self) is DQN:
-            self.learns_by = find_q_learner(self)
+            self.learn_by(find_q_learner(self))
         elif config.updates_in_rollouts:
             refuse_in_rollouts(self, f"the kernel that makes them knows DQN, and no {type(self).__name__}")
-        self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
 
     @classmethod
     def heads(cls, config: DQNConfig, num_outputs: int) -> dict[str, int]:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # a config is checked before torch is loaded
     from trainers.experience.group_rollout import GroupRollout
     from trainers.experience.samples import Samples
     from trainers.experience.spec import GroupSpec
-    from trainers.fused.learner import FusedLearner
     from trainers.learning.guard import Guard
     from trainers.networks.policy import Policy
     from warpdrive.function_manager import Constant
@@ -87,9 +86,7 @@ class OnPolicy(Algorithm):
         self.reduce = self.optimizer.reduce
         self.target = torch.zeros_like(group.advantage)
         """[T, E, A]: what the value should have been, in rewards as GAE saw them."""
-        self.learns_by: OnPolicy | FusedLearner = find_learner(self)
-        """Who makes an update: itself, by torch, or in its stead fused kernels, where they can."""
-        self.path, self.shares_nothing = self.learns_by.path, self.learns_by.shares_nothing
+        self.learn_by(find_learner(self))
 
     @classmethod
     def fields(cls, config: ActorCriticConfig, spec: GroupSpec) -> list[Field]:

@@ -142,19 +142,28 @@ class Rollout:
     def begin_steps(self) -> None:
         """Makes room for T steps, from where the last rollout ended."""
         with torch.inference_mode():
-            for first, last in self.carried():
-                first.copy_(last)
-            self.num_truncated.zero_()
+            for array in self._carried():
+                array[0].copy_(array[-1])
+            self.env.data["num_truncated"].zero_()
 
-    def carried(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What a rollout begins with, and of the one before what it is copied from."""
+    @staticmethod
+    def prepare_to_begin(rollouts: Sequence[Rollout]) -> Call:
+        """The `begin_steps` of several, by a few launches for all of them."""
+        carried = [array for one in rollouts for array in one._carried()]
+        first, last = [array[0] for array in carried], [array[-1] for array in carried]
+        num_truncated = [one.env.data["num_truncated"] for one in rollouts]
+
+        def begin_steps() -> None:
+            with torch.inference_mode():
+                torch._foreach_copy_(first, last)
+                torch._foreach_zero_(num_truncated)
+
+        return begin_steps
+
+    def _carried(self) -> list[torch.Tensor]:
+        """Arrays that begin with what they ended with in the rollout before."""
         arrays = [self.data[name] for name in self.observations]
-        return [(array[0], array[-1]) for array in (arrays if self.active is None else [*arrays, self.active])]
-
-    @property
-    def num_truncated(self) -> torch.Tensor:
-        """[E]: truncations of an env in this rollout."""
-        return self.env.data["num_truncated"]
+        return arrays if self.active is None else [*arrays, self.active]
 
     def collect(self, mark: Call | None = None) -> None:
         """Plays T steps from where the last rollout ended; `mark` is called where the env begins or ends its part."""

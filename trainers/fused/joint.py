@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainers.experience.rollout import Rollout
 from trainers.fused.q_learner import FusedQLearner
 from warpdrive.backends.base import LaunchShape
 from warpdrive.signature import Parameter
 
 if TYPE_CHECKING:
+    from trainers.acting.actor import Call
     from trainers.algorithms.algorithm import Algorithm
 
 
@@ -36,9 +38,7 @@ class JointRollouts:
         self._plays = torch.zeros(len(learners), dtype=torch.int32, device=first.learner.device)
         self._rollouts = [one.learner.group.rollout for one in learners]
         self._told: Sequence[int] = ()
-        self._begun: list[torch.Tensor] = []
-        self._ended: list[torch.Tensor] = []
-        self._counted: list[torch.Tensor] = []
+        self._begin: Call = _nothing
         launch = LaunchShape(len(learners), (first.shape.threads, 1), first.shape.launch_bytes)
         self._launch = functions.prepare(first.shape.kernel, launch, plays=self._plays)
         for one in learners:
@@ -50,13 +50,8 @@ class JointRollouts:
             self._plays.zero_()
             self._plays[list(numbers)] = 1
             self._told = numbers
-            playing = [self._rollouts[number] for number in numbers]
-            carried = [pair for one in playing for pair in one.carried()]
-            self._begun, self._ended = [first for first, _ in carried], [last for _, last in carried]
-            self._counted = [one.num_truncated for one in playing]
-        with torch.inference_mode():
-            torch._foreach_copy_(self._begun, self._ended)
-            torch._foreach_zero_(self._counted)
+            self._begin = Rollout.prepare_to_begin([self._rollouts[number] for number in numbers])
+        self._begin()
         self._launch()
 
 
