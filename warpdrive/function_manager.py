@@ -376,7 +376,7 @@ _WIDTHS = {"bool": 1, "int": 4, "long long": 8, "float": 4}
 MAX_SEQUENCE_BYTES = 1 << 16
 """Of all sequences of one source: a GPU's constant memory."""
 _TAKEN_NAMES = {"NAN", "INFINITY", "NULL", "INT_MAX", "INT_MIN", "M_PI", "ENV_SHARED", "REDUCE_LANES", "BLOCK_OF_ENVS"}
-_TAKEN_NAMES |= {"STREAM_ENV", "STREAM_ACTION", "STREAM_RESET", "STREAM_REPLAY"}
+_TAKEN_NAMES |= {"STREAM_ENV", "STREAM_ACTION", "STREAM_RESET", "STREAM_REPLAY", "STREAM_UPDATE"}
 
 
 def write_constants(constants: Mapping[str, Constant]) -> str:

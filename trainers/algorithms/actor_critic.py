@@ -80,11 +80,8 @@ class ActorAndCritics(OffPolicy):
         self.optimizer = self.adam(self.policy, self.scalars["lr"])
         critic_lr = self.scalars.get("critic_lr", self.scalars["lr"])
         self.critic_optimizer = self.adam(self.critics, critic_lr, "critics")
-        self.deviates: torch.Tensor | None = None
-        """[K, N, n] draws of the standard normal distribution: by which actions of a Box after each transition differ
-        from what the policy says, then, if it DRAWS_ACTIONS, those in it. None where nothing is drawn."""
-        if number := self.num_deviates(config, group.spec):
-            self.deviates = torch.zeros(number, *self.batch.action.shape, device=self.device)
+        self._deviates: torch.Tensor | None = None
+        self._deviate: Callable[[], None] | None = None
 
     @classmethod
     def num_deviates(cls, config: ActorAndCriticsConfig, spec: GroupSpec) -> int:
@@ -153,7 +150,7 @@ class ActorAndCritics(OffPolicy):
             from trainers.fused.of_replay import bytes_of_learner
 
             of_kernels = bytes_of_learner(plan_ac, config, actor)
-            found |= {} if of_kernels is None else {"kernels": of_kernels, WORK: 0}
+            found |= {} if of_kernels is None else {"kernels": of_kernels, WORK: 0, "deviates": 0}
         return found
 
     @classmethod
@@ -176,8 +173,18 @@ class ActorAndCritics(OffPolicy):
         }
 
     def deviate(self) -> Sequence[torch.Tensor]:
-        """Draws `deviates` anew, [N, n] each; none where there are none."""
-        return () if self.deviates is None else self.deviates.normal_(generator=self.generator).unbind()
+        """Draws of the standard normal distribution for what was drawn last, [N, n] each: by which actions of a Box
+        after each transition differ from what the policy says, then, if it DRAWS_ACTIONS, those in it. None where
+        nothing is drawn."""
+        if not (number := self.num_deviates(self.config, self.group.spec)):
+            return ()
+        if self._deviate is None:  # kernels that make updates draw as they go
+            from trainers.replay.deviates import prepare_deviates
+
+            self._deviates = torch.zeros(number, *self.batch.action.shape, device=self.device)
+            self._deviate = prepare_deviates(self.table, self._deviates)
+        self._deviate()
+        return self._deviates.unbind()
 
     def _step(self, optimizer: SafeAdam, loss: torch.Tensor, *figures: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A step of the optimiser's own parameters along the gradient of all ranks' losses, added up.

@@ -9,6 +9,7 @@
 //   NOISE_CLIP    how large that may be
 #include "ac_numbers.cuh"
 #include "ac_rows.cuh"
+#include "random.cuh"
 
 constexpr int SEEN = NUM_FEATURES + NUM_NUMBERS;
 constexpr int SEEN_PITCH = pitch_of(SEEN);
@@ -38,14 +39,27 @@ __device__ __forceinline__ int least_of(const float (&q)[NUMBER][ROWS], int row)
     return least;
 }
 
+// What actions differ by from what the policy says, for all rows of the block: as deviates.cu draws them.
+//   set  0: after the rows; 1: in them
+__device__ __forceinline__ void draw_deviates(
+    const unsigned int* seed, const unsigned long long* draws, int set, float* deviates)
+{
+    if (!SAMPLES && TARGET_NOISE == 0.0f) return;
+    for (int i = THREADS - 1 - threadIdx.x; i < ROWS * NUM_NUMBERS; i += THREADS) {  // others bring what is seen
+        const int item = first_row() + i / NUM_NUMBERS, number = set * NUM_NUMBERS + i % NUM_NUMBERS;
+        deviates[i] = Random(seed, item, number, (long long)(draws[0] >> 32), STREAM_UPDATE).normal();
+    }
+}
+
 // Deltas take the place of what hidden layers gave, once nobody else reads that here.
 struct alignas(16) JudgeShared {
     Element seen[2 * ROWS * SEEN_PITCH];  // of the rows, then what came after them; behind it what is done
     Element hidden1[AT_ONCE * ROWS * PITCH1], hidden2[AT_ONCE * ROWS * PITCH2];
     Element delta[OWN_CRITICS * ROWS * CRITIC_PITCH_OUT];
-    float outputs[2 * ROWS * Actor::OUTPUTS];
+    float outputs[2 * ROWS * Actor::OUTPUTS], deviates[ROWS * NUM_NUMBERS];
     float value[NUM_CRITICS][ROWS], of_target[NUM_CRITICS][ROWS], target[ROWS];
     float of_warp[WARPS];
+    Told of_targets, of_values;
 };
 struct alignas(16) ImproveShared {
     Element seen[ROWS * SEEN_PITCH];
@@ -53,8 +67,9 @@ struct alignas(16) ImproveShared {
     Element actor_hidden1[ROWS * pitch_of(Actor::WIDTH1)], actor_hidden2[ROWS * pitch_of(Actor::WIDTH2)];
     Element critic_delta[OWN_JUDGES * ROWS * CRITIC_PITCH_OUT], delta[ROWS * PITCH_OUT];
     float q[NUM_JUDGES][ROWS], slope[NUM_JUDGES][ROWS * NUM_NUMBERS], outputs[ROWS * Actor::OUTPUTS];
-    float log_prob[ROWS], weight[ROWS];
+    float log_prob[ROWS], weight[ROWS], deviates[ROWS * NUM_NUMBERS];
     float of_warp[WARPS];
+    Told of_judges, of_slopes;
 };
 static_assert(sizeof(JudgeShared) <= SHARED_BYTES, "the block has less shared memory");
 static_assert(sizeof(ImproveShared) <= SHARED_BYTES, "the block has less shared memory");
@@ -66,7 +81,7 @@ static_assert(sizeof(ImproveShared) <= SHARED_BYTES, "the block has less shared 
 //   action       [BATCH, NUM_NUMBERS], in the Box's unit                                   read
 //   centre, scale  [NUM_NUMBERS]  of the Box                                               read
 //   reward, discount, weight  [BATCH]                                                      read
-//   deviates     [2, BATCH, NUM_NUMBERS]  for what comes after the rows, and, if it SAMPLES, for the rows   read
+//   seed, draws  [3], [1]  of the table, as deviates.cu has them                           read
 //   log_alpha    [1]  if it SAMPLES                                                        read
 //   elements, biases  of all networks                                                      read
 //   critic_steps, actor_steps  [1 or more]  Adam's                                         read
@@ -80,11 +95,11 @@ static_assert(sizeof(ImproveShared) <= SHARED_BYTES, "the block has less shared 
 //   sums         [blocks / SPLIT, NUM_SUMS]  of losses, Q-values, errors                   written
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     const float* observation, const float* next_observation, const float* action, const float* centre,
-    const float* scale, const float* reward, const float* discount, const float* weight, const float* deviates,
-    const float* log_alpha, const unsigned char* elements, const float* biases, const float* critic_steps,
-    const float* actor_steps, float* steps, float* outputs, unsigned char* seen, unsigned char* actor_hidden1,
-    unsigned char* actor_hidden2, unsigned char* hidden1, unsigned char* hidden2, unsigned char* delta1,
-    unsigned char* delta2, unsigned char* delta_out, float* error, float* sums)
+    const float* scale, const float* reward, const float* discount, const float* weight, const unsigned int* seed,
+    const unsigned long long* draws, const float* log_alpha, const unsigned char* elements, const float* biases,
+    const float* critic_steps, const float* actor_steps, float* steps, float* outputs, unsigned char* seen,
+    unsigned char* actor_hidden1, unsigned char* actor_hidden2, unsigned char* hidden1, unsigned char* hidden2,
+    unsigned char* delta1, unsigned char* delta2, unsigned char* delta_out, float* error, float* sums)
 {
     extern __shared__ char memory[];
     JudgeShared& shared = *(JudgeShared*)memory;
@@ -94,10 +109,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
         networks + target_elements(own), biases + critic_biases(NUM_CRITICS + own), Critic::ELEMENTS, Critic::BIASES};
     const Networks<OWN_CRITICS> critics = {
         networks + critic_elements(own), biases + critic_biases(own), 2 * Critic::ELEMENTS, Critic::BIASES};
-    arrive_at_cluster<SPLIT>();
+    if (threadIdx.x == 0) {
+        shared.of_targets.prepare(bytes_told(ROWS));
+        shared.of_values.prepare(bytes_told(ROWS));
+    }
+    arrive_with_nothing<SPLIT>();
     clear(shared.seen, sizeof(shared.seen));
     clear(shared.delta, sizeof(shared.delta));
     const int first = first_row();
+    draw_deviates(seed, draws, 0, shared.deviates);
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -132,13 +152,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
             const float* output = shared.outputs + (ROWS + row) * Actor::OUTPUTS;
             float part;
             if (SAMPLES) {
-                const Drawn drawn(output, i, deviates[place]);
+                const Drawn drawn(output, i, shared.deviates[row * NUM_NUMBERS + i]);
                 part = drawn.part;
                 log_prob += drawn.log_prob;
             } else {
                 part = tanhf(output[i]);
                 if (TARGET_NOISE > 0.0f) {
-                    part = between(part + between(TARGET_NOISE * deviates[place], -NOISE_CLIP, NOISE_CLIP), -1.0f, 1.0f);
+                    const float noise = TARGET_NOISE * shared.deviates[row * NUM_NUMBERS + i];
+                    part = between(part + between(noise, -NOISE_CLIP, NOISE_CLIP), -1.0f, 1.0f);
                 }
             }
             narrow(shared.seen[(ROWS + row) * SEEN_PITCH + NUM_FEATURES + i], part);
@@ -158,8 +179,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
         [&](int critic, int row, int column, float low, float) {
             if (column == 0) shared.of_target[own + critic][row] = low;
         });
-    wait_for_cluster<SPLIT>();
-    share(shared.of_target);
+    wait_for_cluster<SPLIT>();  // all are there, and expect what they will be told
+    shared.of_targets.share(shared.of_target);
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
         if (first + row >= BATCH) break;
         const float least = shared.of_target[least_of(shared.of_target, row)][row];
@@ -172,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
         [&](int critic, int row, int column, float low, float) {
             if (column == 0) shared.value[own + critic][row] = low;
         });
-    share(shared.value);
+    shared.of_values.share(shared.value);
     for (int critic = 0; critic < OWN_CRITICS; ++critic) {
         const long long before = (own + critic) * num_rows();
         keep(shared.hidden1 + critic * ROWS * OWN_PITCH1, Critic::WIDTH1, hidden1 + bytes_of(before, Critic::WIDTH1));
@@ -216,17 +237,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
 
 // Its deltas: up what the smallest critic gives what it would do, and `alpha` times its entropy; or, if it does not
 // SAMPLE, what the first gives.
-//   observation, weight, deviates, log_alpha, elements, biases  as above                   read
+//   observation, weight, seed, draws, log_alpha, elements, biases  as above                read
 //   outputs, actor_hidden1, actor_hidden2  as above, if it SAMPLES                         read
 //                else the last two                                                         written
 //   delta1, delta2  [rows, width] elements                                                 written
 //   delta_out    [rows, 2 NUM_NUMBERS] elements                                            written
 //   sums         [blocks / SPLIT, NUM_SUMS]  of losses, entropies, and 1 if any row counts  written
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
-    const float* observation, const float* weight, const float* deviates, const float* log_alpha,
-    const unsigned char* elements, const float* biases, const float* outputs, unsigned char* actor_hidden1,
-    unsigned char* actor_hidden2, unsigned char* delta1, unsigned char* delta2, unsigned char* delta_out,
-    float* sums)
+    const float* observation, const float* weight, const unsigned int* seed, const unsigned long long* draws,
+    const float* log_alpha, const unsigned char* elements, const float* biases, const float* outputs,
+    unsigned char* actor_hidden1, unsigned char* actor_hidden2, unsigned char* delta1, unsigned char* delta2,
+    unsigned char* delta_out, float* sums)
 {
     extern __shared__ char memory[];
     ImproveShared& shared = *(ImproveShared*)memory;
@@ -236,7 +257,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     const Networks<OWN_JUDGES> judges = {
         networks + critic_elements(own), biases + critic_biases(own), 2 * Critic::ELEMENTS, Critic::BIASES};
     const Networks<1> policy = {networks, biases, 0, 0};
-    if (NUM_JUDGES > 1) arrive_at_cluster<SPLIT>();
+    if (threadIdx.x == 0 && NUM_JUDGES > 1) {
+        shared.of_judges.prepare(bytes_told(ROWS));
+        shared.of_slopes.prepare(bytes_told(ROWS * NUM_NUMBERS));
+    }
+    if (NUM_JUDGES > 1) arrive_with_nothing<SPLIT>();
     if (SAMPLES && is_first()) {
         start_fetch(actor_hidden1, Actor::WIDTH1, shared.actor_hidden1);
         start_fetch(actor_hidden2, Actor::WIDTH2, shared.actor_hidden2);
@@ -246,6 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     clear(shared.delta, sizeof(shared.delta));
     for (int row = threadIdx.x; row < ROWS; row += THREADS) shared.log_prob[row] = shared.weight[row] = 0.0f;
     const int first = first_row();
+    if (SAMPLES) draw_deviates(seed, draws, 1, shared.deviates);
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     const float number = number_of(weight, shared.of_warp);
     for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
@@ -267,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
         for (int i = 0; i < NUM_NUMBERS; ++i) {
             float part;
             if (SAMPLES) {
-                const float deviate = deviates[(BATCH + first + row) * NUM_NUMBERS + i];
+                const float deviate = shared.deviates[row * NUM_NUMBERS + i];
                 const Drawn drawn(outputs + (first + row) * Actor::OUTPUTS, i, deviate);
                 part = drawn.part;
                 shared.log_prob[row] += drawn.log_prob;
@@ -284,8 +310,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
             if (column == 0) shared.q[own + judge][row] = low;
         });
     if (NUM_JUDGES > 1) {
-        wait_for_cluster<SPLIT>();
-        share(shared.q);
+        wait_for_cluster<SPLIT>();  // as above
+        shared.of_judges.share(shared.q);
     }
     // How what the smallest of them says depends on the action.
     for (int row = threadIdx.x; row < ROWS; row += THREADS) {
@@ -309,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
             });
         });
     __syncthreads();
-    if (NUM_JUDGES > 1) share(shared.slope);
+    if (NUM_JUDGES > 1) shared.of_slopes.share(shared.slope);
     if (!is_first()) return;
 
     // The policy's own deltas.
@@ -329,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
                 narrow(delta[i], -weighs * slope * (1.0f - part * part));
                 continue;
             }
-            const float deviate = deviates[(BATCH + first + row) * NUM_NUMBERS + i];
+            const float deviate = shared.deviates[row * NUM_NUMBERS + i];
             const Drawn drawn(outputs + (first + row) * Actor::OUTPUTS, i, deviate);
             const float part = drawn.part;
             const float up = slope * (1.0f - part * part) - 2.0f * alpha * part;

@@ -221,7 +221,6 @@ class FusedACLearner(ByRows):
 
     def _learn_critics(self) -> Figures:
         self._drawn.draw()
-        self.learner.deviate()
         for call in self._learns_critics:
             call()
         self.learner.keep_errors(self._error)
@@ -244,7 +243,7 @@ class FusedACLearner(ByRows):
         temperature, stepped = self._temperature(), self._stepped
         given = {
             **self._networks, "observation": drawn.observation, "weight": drawn.weight,
-            "deviates": self._nothing if learner.deviates is None else learner.deviates,
+            "seed": learner.table.store.seed, "draws": learner.table.draws,
             "log_alpha": temperature["log_alpha"],
             "outputs": self._new(shape.batch, shape.num_outputs) if shape.samples else self._nothing,
             **{f"actor_{rows}": tensor for rows, tensor in actor.hidden_rows().items()},

@@ -8,6 +8,7 @@
 //              left of them, and these in blocks of 8 x 8, [row / 8][column / 8][row][column]
 #pragma once
 #include "ac_networks.cuh"
+#include "bulk.cuh"
 #include "cluster.cuh"
 
 constexpr int ROW_TILES = ROWS / 16;
@@ -27,20 +28,45 @@ __device__ __forceinline__ int first_critic()
 {
     return blockIdx.x % SPLIT * OWN_CRITICS;
 }
-// What this block found of its own critics goes to all of the cluster, and is there once they meet.
-template <int COUNT>
-__device__ __forceinline__ void share(float (*of_critics)[COUNT])
-{
+// What blocks of a cluster tell each other of their own critics: of COUNT numbers each, which are there once they came.
+// Where a cluster is one block, they are there anyway.
+struct Told {
+    unsigned long long arrival;  // in shared memory
+
+    // One thread does, before blocks meet.
+    //   num_bytes  that others will tell
+    __device__ __forceinline__ void prepare(int num_bytes)
+    {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    const float* own = of_critics[first_critic()];
-    for (int i = threadIdx.x; i < OWN_CRITICS * COUNT && SPLIT > 1; i += THREADS) {
-        for (int block = 0; block < SPLIT; ++block) {
-            const unsigned there = place_in_block(own + i, block);
-            asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(own[i]) : "memory");
-        }
-    }
+        if (SPLIT == 1) return;
+        prepare_arrival(&arrival);
+        expect_bytes(&arrival, num_bytes);
 #endif
-    if (SPLIT > 1) meet_cluster<SPLIT>();
+    }
+    // All threads do, after a barrier; once.
+    template <int COUNT>
+    __device__ __forceinline__ void share(float (*of_critics)[COUNT])
+    {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if (SPLIT == 1) return;
+        const float* own = of_critics[first_critic()];
+        for (int i = threadIdx.x; i < OWN_CRITICS * COUNT; i += THREADS) {
+            for (int block = 0; block < SPLIT; ++block) {
+                if (block == blockIdx.x % SPLIT) continue;
+                const unsigned there = place_in_block(own + i, block), counts = place_in_block(&arrival, block);
+                asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(there),
+                             "f"(own[i]), "r"(counts)
+                             : "memory");
+            }
+        }
+        wait_for_bytes<true>(&arrival, 0);
+#endif
+    }
+};
+// That others tell of so many numbers of each critic.
+__device__ constexpr int bytes_told(int count)
+{
+    return (NUM_CRITICS - OWN_CRITICS) * count * 4;
 }
 
 // The batch's rows that count, at least 1.

@@ -118,7 +118,7 @@ class ACShape:
         judges, own_judges = (self.num_critics, own) if self.samples else (1, 1)
         judge = 2 * seen + max(2, own) * hidden + own * value
         improve = seen + own_judges * (hidden + value) + of_actor + out
-        floats = max(
+        floats = self.num_numbers + max(
             2 * self.num_outputs + 2 * self.num_critics + 1,
             judges * (1 + self.num_numbers) + self.num_outputs + 2,
         )

@@ -17,6 +17,7 @@ enum RandomStream : unsigned {
     STREAM_ACTION = 1u,   // what the sampler draws
     STREAM_RESET = 2u,    // what reset kernels draw: they share the step's number with the step kernel
     STREAM_REPLAY = 3u,   // what a replay store draws: an item of a batch in place of an env, a table of an agent
+    STREAM_UPDATE = 4u,   // what an update draws: an item of a batch in place of an env, a draw of a table of a step
 };
 
 struct Random {

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from philox import philox
 from tree_cases import MIDDLE, draw, leaves_of, set_to, tree_of
 
 from trainers.experience.field import Field
@@ -101,14 +102,3 @@ def test_the_tree_draws_what_cumulative_sums_draw(backend):
 def points(number: int) -> list[int]:
     """64 bits an item of the first draw of table 0: by stream 3's first two draws (random.cuh)."""
     return [philox((3, 4), (i, 0, 0, 3 << 28)) << 32 | philox((3, 4), (i, 0, 0, (3 << 28) + 1)) for i in range(number)]
-
-
-def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> int:
-    """The first word, by the paper's definition (Salmon et al. 2011)."""
-    a, b, c, d = counter
-    k, m = key
-    for _ in range(10):
-        x, y = 0xD2511F53 * a, 0xCD9E8D57 * c
-        a, b, c, d = y >> 32 ^ b ^ k, y & 0xFFFFFFFF, x >> 32 ^ d ^ m, x & 0xFFFFFFFF
-        k, m = k + 0x9E3779B9 & 0xFFFFFFFF, m + 0xBB67AE85 & 0xFFFFFFFF
-    return a
