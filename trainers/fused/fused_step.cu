@@ -120,6 +120,7 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
 //   step_before, step_after  [1], [num_counts]  steps so far, in memory apart            read; written
 //   lr, critic_lr            [1]  of the parameters, and of those of the critic           read
 //   is_critic                [parameter]                                                  read
+//   order                    [parameter]  in which threads take them, if it is_ordered    read
 //   weight_place             [parameter]  of its element in `elements`; or -1 - its place
 //                            in `biases`                                                  read
 //   parameter, average, square  [parameter]                                               read, written
@@ -133,13 +134,15 @@ __device__ __forceinline__ void put(unsigned char* elements, float* biases, int 
 extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const float* gradient, const float* squares, float* told, const long long* first_loss, long long* first_name,
     float* halted, float* run_halted, float* stopped, float* step_before, float* step_after, const float* lr, const float* critic_lr,
-    const bool* is_critic, const int* weight_place, float* parameter, float* average, float* square,
+    const bool* is_critic, const int* order, const int* weight_place, float* parameter, float* average, float* square,
     unsigned char* elements, float* biases, float* target, unsigned char* target_elements, float* target_biases,
-    int num_parameters, int num_counts, int num_groups, float max_norm, float target_kl, bool follows, float tau)
+    int num_parameters, int num_counts, int num_groups, float max_norm, float target_kl, bool is_ordered, bool follows,
+    float tau)
 {
     __shared__ float of_warp[STEP_THREADS / 32];
-    const int i = blockIdx.x * STEP_THREADS + threadIdx.x;
-    const bool is_one = i < num_parameters;
+    const int thread = blockIdx.x * STEP_THREADS + threadIdx.x;
+    const bool is_one = thread < num_parameters;
+    const int i = is_one && is_ordered ? order[thread] : thread;
     float now = is_one ? parameter[i] : 0.0f;  // all that it needs is on its way before it waits
     const float slope_of_sum = is_one ? gradient[i] : 0.0f;
     const float old_mean = is_one ? average[i] : 0.0f;
@@ -171,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) adam_step(
     const bool is_far = target_kl > 0.0f && divergence > target_kl;
     const bool skips = is_bad || is_far || was_halted != 0.0f || was_stopped != 0.0f;
     const float step = steps + (skips ? 0.0f : 1.0f);
-    if (i == 0) {
+    if (thread == 0) {
         told[NUM_FIGURES] = length;
         told[NUM_FIGURES + 1] = was_stopped != 0.0f ? 0.0f : 1.0f;
         for (int k = 0; k < num_counts; ++k) step_after[k] = step;

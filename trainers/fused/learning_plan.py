@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainers.fused.cell import CellPlan, RecurrentShape, Sequences
+from trainers.fused.conv_shape import ConvShape
 from trainers.fused.layers_shape import LayersShape
 from trainers.fused.seen import Gathered, Seen
 from trainers.fused.shape import Shape, Way
@@ -149,6 +150,7 @@ class LearningPlan:
         """By what holds them, besides the optimiser's memory."""
         tables = 8 + 4 * 4 + 1  # where a parameter's gradient is, its parts, name and number; whether it is a critic's
         tables += 24 if self.policy.request.norms_input else 0  # all but the last again, when its parts are added up
+        tables += 4 if any(isinstance(shape, ConvShape) for shape in self.policy.shapes) else 0  # a step's order
         return {
             "order of samples": (5 if self.sequences else 4) * self.num_ordered,
             "samples": self.bytes_of_samples,

@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
     const float* weight, const bool* next_mask, const float* number_of_all, const float* adam_steps,
     float* step_before, unsigned char* delta, float* error, float* sums, int* ticket, float* figures)
 {
-    __shared__ float of_warp[THREADS / 32];
+    __shared__ float of_warp[THREADS / 32], sums_of_warp[NUM_FIGURES][THREADS / 32];
     __shared__ int is_last;
     const long long row = global_thread();
     if (row == 0) step_before[0] = adam_steps[0];
@@ -67,17 +67,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
         int best = -1;
         float largest = 0.0f;
 #pragma unroll 8
-        for (int i = 0; i < NUM_ACTIONS; ++i) {
-            const float value = chosen_by(i);
+        for (int i = 0; i < NUM_ACTIONS; ++i) {  // what was done is not waited for before its value is asked for
+            const float value = chosen_by(i), own = value_of(outputs, biases, row, i);
+            if (i == taken) q = own;
             if (HAS_MASK && !next_mask[row * NUM_ACTIONS + i]) continue;
             if (best < 0 || value > largest) {
                 best = i;
                 largest = value;
             }
         }
-        best = max(best, 0);  // the first, if none may be done
-        q = value_of(outputs, biases, row, taken);
-        distance = q - (reward[row] + discount[row] * value_of(target_outputs, target_biases, row, best));
+        if (DOUBLE || best < 0) {  // the first, if none may be done
+            largest = value_of(target_outputs, target_biases, row, max(best, 0));
+        }
+        distance = q - (reward[row] + discount[row] * largest);
     }
     const float number = IS_OF_RANKS ? number_of_all[0] : fmaxf(over_block(count, of_warp), 1.0f);
     float sum[NUM_FIGURES] = {};
@@ -98,12 +100,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
     }
 #pragma unroll
     for (int i = 0; i < NUM_FIGURES; ++i) {
-        const float whole = over_block(sum[i], of_warp);
-        if (threadIdx.x > 0) continue;
+        const float of_own = over_warp(sum[i]);
+        if (lane_index() == 0) sums_of_warp[i][threadIdx.x / 32] = of_own;
+    }
+    __syncthreads();
+    if (threadIdx.x < NUM_FIGURES) {
+        float whole = 0.0f;
+        for (int warp = 0; warp < THREADS / 32; ++warp) whole += sums_of_warp[threadIdx.x][warp];
         if (gridDim.x == 1) {
-            figures[i] = whole / number;
+            figures[threadIdx.x] = whole / number;
         } else {
-            sums[blockIdx.x * NUM_FIGURES + i] = whole;
+            sums[blockIdx.x * NUM_FIGURES + threadIdx.x] = whole;
         }
     }
     if (gridDim.x == 1) return;

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from trainers.acting.actor import Call
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8
 """Parts that a thread asks for before it adds them up."""
+RUN, PIECE = 8, 16
+"""Parameters that are read together, and elements that are written together: 32 bytes."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,21 @@ class Slices:
     def arguments(self) -> dict[str, int]:
         of_first = {"num_first": self.num_first, "num_first_blocks": self.num_first_blocks}
         return {**of_first, "first_slices": self.first, "other_slices": self.other}
+
+
+def order_of(place: np.ndarray) -> np.ndarray | None:
+    """In which order threads step parameters where their own would write all over the elements, as of a dense layer
+    behind a convolution: runs of neighbours, by where the first of each goes. None: their own will do."""
+    runs = np.arange(-(-len(place) // RUN) * RUN).reshape(-1, RUN)
+    order = runs[np.argsort(place[runs[:, 0]], kind="stable")].flatten()
+    order = order[order < len(place)].astype(np.int32)
+    return order if num_pieces(place[order]) < num_pieces(place) / 2 else None
+
+
+def num_pieces(place: np.ndarray) -> int:
+    """Of PIECE elements, that warps write to, each in one instruction."""
+    warp = np.arange(len(place)) // 32
+    return len(np.unique(warp[place >= 0] << 32 | place[place >= 0] // PIECE))
 
 
 class Parts:
@@ -110,6 +128,8 @@ class Stepper:
         self.gradient, self._squares = new(size), new(most_groups(size))
         self._told, self._of_whole = Parts(place, stride, num_parts, name, device), None
         self._is_critic = is_critic.to(device)
+        order = order_of(packed.weight_place.cpu().numpy())
+        self._order = None if order is None else torch.as_tensor(order, device=device)
         if learner.world.size > 1 or packed.norms is not None:
             # By these add_up_gradient looks at a gradient that is added up already, and sums its squares.
             zeros = torch.zeros(size, dtype=torch.int32)
@@ -161,6 +181,7 @@ class Stepper:
             lr=lr,
             critic_lr=critic_lr,
             is_critic=self._is_critic,
+            order=packed.weight_place if self._order is None else self._order,
             weight_place=packed.weight_place,
             parameter=packed.parameter,
             average=self.adam.average,
@@ -174,6 +195,7 @@ class Stepper:
             num_groups=(self._of_whole or self._told).num_blocks,
             max_norm=float(config.max_grad_norm) if config.clip_grad_norm else 0.0,
             target_kl=target_kl,
+            is_ordered=self._order is not None,
             follows=target is not None,
             tau=tau,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from trainers.fused.learning_plan import NUM_FIGURES, STEP_THREADS
 from trainers.fused.packed import KERNELS
-from trainers.fused.stepper import Slices
+from trainers.fused.stepper import Slices, order_of
 from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.function_manager import FunctionManager
 
@@ -48,7 +49,8 @@ class Step:
             "told": torch.full((NUM_FIGURES + 2,), -1.0), "first_loss": nothing, "first_name": nothing.clone(),
             "halted": zero, "run_halted": zero.clone(), "stopped": zero.clone(), "step_before": zero.clone(),
             "step_after": torch.zeros(2), "lr": zero + 0.01, "critic_lr": zero + 0.02, "is_critic": self.is_critic,
-            "weight_place": torch.arange(NUM_PARAMETERS).int(), "parameter": torch.randn(NUM_PARAMETERS),
+            "order": torch.randperm(NUM_PARAMETERS).int(), "weight_place": torch.arange(NUM_PARAMETERS).int(),
+            "parameter": torch.randn(NUM_PARAMETERS),
             "average": torch.zeros(NUM_PARAMETERS), "square": torch.zeros(NUM_PARAMETERS),
             "elements": torch.zeros(4 * NUM_PARAMETERS, dtype=torch.uint8), "biases": zero.clone(),
         }  # fmt: skip
@@ -66,12 +68,12 @@ class Step:
     def add_up(self) -> None:
         self._launch("add_up_gradient", self.num_groups + 1, num_figure_rows=NUM_ROWS, **SHARES.arguments)
 
-    def step(self, max_norm: float, target_kl: float = 0.0) -> None:
+    def step(self, max_norm: float, target_kl: float = 0.0, is_ordered: bool = False) -> None:
         arrays, told = self.arrays, self.arrays["told"]
         self._launch(
             "adam_step", -(-NUM_PARAMETERS // STEP_THREADS), target=told, target_elements=arrays["elements"],
             target_biases=told, num_counts=2, num_groups=self.num_groups, max_norm=max_norm, target_kl=target_kl,
-            follows=False, tau=0.0,
+            is_ordered=is_ordered, follows=False, tau=0.0,
         )  # fmt: skip
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -86,16 +88,30 @@ def test_threads_share_the_parts_of_a_parameter_of_most_by_eights_and_of_others_
     assert Slices(129, first=1, other=0).num_blocks(129 + 256) == 3
 
 
+def test_threads_take_parameters_by_runs_where_neighbours_go_far_apart():
+    """4 rows of 64: the elements of a column are neighbours, those of a row 1,000 apart. A warp takes 8 columns of the
+    rows, and writes to 8 pieces of 16 elements in place of 32."""
+    rows, columns = np.divmod(np.arange(4 * 64), 64)
+    found = order_of((1000 * columns + rows).astype(np.int32)).reshape(8, 4, 8)
+    for warp in range(8):
+        for row in range(4):
+            assert found[warp, row].tolist() == [64 * row + 8 * warp + i for i in range(8)]
+    assert order_of((64 * rows + columns).astype(np.int32)) is None
+    short = order_of((1000 * columns + rows).astype(np.int32)[:-3])
+    assert sorted(short.tolist()) == list(range(4 * 64 - 3))
+
+
 @pytest.fixture
 def step(backend) -> Step:
     return Step(backend)
 
 
-def test_a_step_is_adams_along_the_sum_of_all_parts(step):
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_step_is_adams_along_the_sum_of_all_parts(step, is_ordered):
     step.add_up()
     assert torch.equal(step["gradient"], step.expected)
     assert torch.equal(step["told"][:NUM_FIGURES], step.figures.sum(0))
-    step.step(max_norm=10.0)
+    step.step(max_norm=10.0, is_ordered=is_ordered)
     twin = torch.nn.Parameter(step.before.clone())
     twin.grad = step.expected.clone()
     length = torch.nn.utils.clip_grad_norm_([twin], 10.0)
