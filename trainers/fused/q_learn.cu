@@ -112,6 +112,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         for (int i = tid; i < (int)(sizeof(shared.weight) / 16); i += THREADS) ((Bytes16*)shared.weight)[i] = {};
     }
     for (int i = tid; i < (int)(sizeof(shared.features) / 16); i += THREADS) ((Bytes16*)shared.features)[i] = {};
+    const int row = tid / LANES;
+    const bool is_there = rank * ROWS + row < BATCH;
+    const int number = is_there ? rank * ROWS + row : BATCH - 1;  // of the row's item in the batch
+    const Drawable drawable = drawable_of(head[0]);
+    // A thread a row draws for all that gather it, while a layer has no work for the last warps.
+    const int next_row = tid - (THREADS - ROWS);
+    const auto draw_next = [&](int k) {
+        if (next_row < 0) return;
+        Next& next = shared.next[next_row];
+        next.point = point_of(seed, min(rank * ROWS + next_row, BATCH - 1), first_draw + k, stratum);
+        if (!PRIORITIZED) next.item = draw_uniform(drawable, next.point);
+    };
+    const auto look_at_next = [&] {
+        if (PRIORITIZED || next_row < 0) return;
+        Next& next = shared.next[next_row];
+        next.fate = fate_of<DoneAt>(steps.done, next.item.slot, next.item.env());
+    };
+    draw_next(0);  // others bring parameters meanwhile
+    look_at_next();
     __syncthreads();
     Share share[SLOTS];
     const auto quad_of = [&](int slot) { return (slot * TEAM + rank) * SHARES + tid / SLICES; };
@@ -152,26 +171,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             close_copies();
         }
     };
+    const Next first_next = PRIORITIZED ? Next{} : shared.next[row];
+    Coming first_coming(steps, first_next.item, first_next.fate);
     team.together();
     start_networks(2);
+    if (!PRIORITIZED) first_coming.store(shared, is_there);
 
-    const int row = tid / LANES;
-    const bool is_there = rank * ROWS + row < BATCH;
-    const int number = is_there ? rank * ROWS + row : BATCH - 1;  // of the row's item in the batch
-    const Drawable drawable = drawable_of(head[0]);
-    // A thread a row draws for all that gather it, while a layer has no work for the last warps.
-    const int next_row = tid - (THREADS - ROWS);
-    const auto draw_next = [&](int k) {
-        if (next_row < 0) return;
-        Next& next = shared.next[next_row];
-        next.point = point_of(seed, min(rank * ROWS + next_row, BATCH - 1), first_draw + k, stratum);
-        if (!PRIORITIZED) next.item = draw_uniform(drawable, next.point);
-    };
-    const auto look_at_next = [&] {
-        if (PRIORITIZED || next_row < 0) return;
-        Next& next = shared.next[next_row];
-        next.fate = fate_of<DoneAt>(steps.done, next.item.slot, next.item.env());
-    };
     const auto gather_by_priority = [&] {
         if (tid == 0) shared.lowest = (int)LARGEST_LEAF;
         __syncthreads();
@@ -190,10 +195,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
             shared.item_weight[row] = __fdiv_rn(alone, weighing.weight((unsigned)least));
         }
     };
-    draw_next(0);
-    look_at_next();
-    __syncthreads();
-    if (!PRIORITIZED) Coming(steps, shared.next[row].item, shared.next[row].fate).store(shared, is_there);
     wait_for_groups<1>();
 
     for (int k = 0; k < num_due; ++k) {
@@ -201,20 +202,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_learn(
         if (PRIORITIZED) gather_by_priority();
         __syncthreads();
         hidden_layer<0>(shared, shared.features, shared.features + ROWS * PITCH0, shared.hidden1, shared.delta1);
-        if (!is_last) draw_next(k + 1);
-        if constexpr (LAYERS > 2) {
-            hidden_layer<1>(shared, shared.hidden1, shared.delta1, shared.hidden2, shared.delta2);
-            if (!is_last) look_at_next();
-            last_layer(shared, shared.hidden2, shared.delta2);
-        } else {
-            if (!is_last) look_at_next();
-            last_layer(shared, shared.hidden1, shared.delta1);
-        }
-        if (tid == THREADS - 1) {
+        const auto find_rates = [&] {  // by a warp that neither draws nor has a part in the last layer, where it may be
+            if (tid != (WARPS > 2 ? THREADS - 33 : 0)) return;
             shared.rates.follows = (num_made + k + 1) % TARGET_FREQ == 0;
             const float made = num_steps + 1.0f;
             shared.rates.step_size = rate / -expm1f(made * -0.105360516f);  // 1 - 0.9^steps, see adam_step
             shared.rates.correction = 1.0f / sqrtf(-expm1f(made * -0.0010005003f));
+        };
+        if (!is_last) draw_next(k + 1);
+        if constexpr (LAYERS > 2) {
+            hidden_layer<1>(shared, shared.hidden1, shared.delta1, shared.hidden2, shared.delta2);
+            if (!is_last) look_at_next();
+            find_rates();
+            last_layer(shared, shared.hidden2, shared.delta2);
+        } else {
+            if (!is_last) look_at_next();
+            find_rates();
+            last_layer(shared, shared.hidden1, shared.delta1);
         }
         const Next next = PRIORITIZED ? Next{} : shared.next[row];
         Coming coming(steps, next.item, next.fate);
