@@ -58,7 +58,7 @@ struct alignas(16) JudgeShared {
     Element delta[OWN_CRITICS * ROWS * CRITIC_PITCH_OUT];
     float outputs[2 * ROWS * Actor::OUTPUTS], deviates[ROWS * NUM_NUMBERS];
     float value[NUM_CRITICS][ROWS], of_target[NUM_CRITICS][ROWS], target[ROWS];
-    float of_warp[WARPS];
+    float of_warps[3 * WARPS];
     Told of_targets, of_values;
 };
 struct alignas(16) ImproveShared {
@@ -68,7 +68,7 @@ struct alignas(16) ImproveShared {
     Element critic_delta[OWN_JUDGES * ROWS * CRITIC_PITCH_OUT], delta[ROWS * PITCH_OUT];
     float q[NUM_JUDGES][ROWS], slope[NUM_JUDGES][ROWS * NUM_NUMBERS], outputs[ROWS * Actor::OUTPUTS];
     float log_prob[ROWS], weight[ROWS], deviates[ROWS * NUM_NUMBERS];
-    float of_warp[WARPS];
+    float of_warps[3 * WARPS];
     Told of_judges, of_slopes;
 };
 static_assert(sizeof(JudgeShared) <= SHARED_BYTES, "the block has less shared memory");
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
     const int first = first_row();
     draw_deviates(seed, draws, 0, shared.deviates);
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
-    const float number = number_of(weight, shared.of_warp);
+    const float number = number_of(weight, shared.of_warps);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         steps[0] = critic_steps[0];
         steps[1] = actor_steps[0];
@@ -223,14 +223,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_judge(
         keep(shared.hidden2 + critic * ROWS * OWN_PITCH2, Critic::WIDTH2, delta2 + bytes_of(before, Critic::WIDTH2));
         keep(shared.delta + critic * ROWS * CRITIC_PITCH_OUT, 1, delta_out + bytes_of(before, 1));
     }
-    loss = over_block(loss, shared.of_warp);
-    q_sum = over_block(q_sum, shared.of_warp);
-    error_sum = over_block(error_sum, shared.of_warp);
+    float found[3] = {loss, q_sum, error_sum};
+    over_block(found, shared.of_warps);
     if (threadIdx.x > 0 || !is_first()) return;
-    float* of_block = sums + first / ROWS * NUM_SUMS;
-    of_block[0] = loss / number;
-    of_block[1] = q_sum / number;
-    of_block[2] = error_sum / number;
+    for (int i = 0; i < 3; ++i) sums[first / ROWS * NUM_SUMS + i] = found[i] / number;
 }
 
 // ---- the policy
@@ -273,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
     const int first = first_row();
     if (SAMPLES) draw_deviates(seed, draws, 1, shared.deviates);
     const float alpha = SAMPLES ? expf(log_alpha[0]) : 0.0f;
-    const float number = number_of(weight, shared.of_warp);
+    const float number = number_of(weight, shared.of_warps);
     for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
         const int row = i / NUM_FEATURES;
         if (first + row >= BATCH) break;
@@ -363,14 +359,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ac_improve(
             narrow(delta[NUM_NUMBERS + i], drawn.is_clamped ? 0.0f : -weighs * (up * drawn.deviation + alpha));
         }
     }
-    loss = over_block(loss, shared.of_warp);
-    entropy = over_block(entropy, shared.of_warp);
-    whole = over_block(whole, shared.of_warp) > 0.0f ? 1.0f : 0.0f;
+    float found[3] = {loss, entropy, whole};
+    over_block(found, shared.of_warps);
     if (threadIdx.x == 0) {
         float* of_block = sums + first / ROWS * NUM_SUMS;
-        of_block[0] = loss;
-        of_block[1] = entropy;
-        of_block[2] = whole;
+        of_block[0] = found[0];
+        of_block[1] = found[1];
+        of_block[2] = found[2] > 0.0f ? 1.0f : 0.0f;
     }
     wait_for_copies();
     __syncthreads();

@@ -122,7 +122,7 @@ class ACShape:
             2 * self.num_outputs + 2 * self.num_critics + 1,
             judges * (1 + self.num_numbers) + self.num_outputs + 2,
         )
-        return rows * (self.element_bytes * max(judge, improve) + 4 * floats) + 4 * (self.threads // 32) + 128
+        return rows * (self.element_bytes * max(judge, improve) + 4 * floats) + 12 * (self.threads // 32) + 128
 
     @property
     def act_shared_bytes(self) -> int:

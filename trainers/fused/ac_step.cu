@@ -15,13 +15,11 @@ struct Verdict {
 
     __device__ __forceinline__ Verdict() : length(0.0f), shortened(1.0f), num_steps(1.0f), is_halted(true) {}
     __device__ __forceinline__ Verdict(
-        const float* squares, int num_tiles, bool is_bad_besides, float steps, float* halted, float* run_halted,
-        long long* first_name, long long default_name, float* of_warp)
+        float square, bool is_bad_besides, float steps, float* halted, float* run_halted, long long* first_name,
+        long long default_name)
     {
-        float sum = 0.0f;
-        for (int i = threadIdx.x; i < num_tiles; i += THREADS) sum += squares[i];
         const bool was_halted = halted[0] != 0.0f;  // it only rises, and then all blocks find what it rose for
-        length = sqrtf(over_block(sum, of_warp));
+        length = sqrtf(square);
         const bool is_bad = is_bad_besides || !isfinite(length);
         is_halted = was_halted || is_bad;
         num_steps = steps + (is_halted ? 0.0f : 1.0f);
@@ -32,6 +30,14 @@ struct Verdict {
         }
     }
 };
+
+// This thread's part of a sum over all tiles' squares.
+__device__ __forceinline__ float sum_of_thread(const float* squares, int num_tiles)
+{
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < num_tiles; i += THREADS) sum += squares[i];
+    return sum;
+}
 
 struct Adam {
     float step_size, correction;
@@ -126,7 +132,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_critics(
 {
     __shared__ float of_warp[WARPS];
     const auto find = [&]() {
-        return Verdict(squares, num_tiles, false, steps[0], halted, run_halted, first_name, default_name, of_warp);
+        const float square = over_block(sum_of_thread(squares, num_tiles), of_warp);
+        return Verdict(square, false, steps[0], halted, run_halted, first_name, default_name);
     };
     const Verdict verdict = step_all<true, true>(
         find, lr[0], NUM_CRITICS, Tensors<true>{addresses}, gradient, average, square,
@@ -156,21 +163,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_actor(
     const float* sums, int num_blocks, float* log_alpha, float* alpha_average, float* alpha_square,
     float* alpha_steps, bool learns_alpha, float target_entropy, long long alpha_name, float* figures)
 {
-    __shared__ float of_warp[WARPS];
-    float loss = 0.0f, entropy = 0.0f, slope = 0.0f;
+    __shared__ float of_warps[4 * WARPS];
+    float found[4] = {};  // loss, entropy, how many blocks have a row that counts, and the gradient's square
+    float slope = 0.0f;
     const auto find = [&]() {
-        float whole = 0.0f;
+        found[3] = sum_of_thread(squares, num_tiles);
         for (int block = threadIdx.x; block < num_blocks; block += THREADS) {
-            loss += sums[block * NUM_SUMS];
-            entropy += sums[block * NUM_SUMS + 1];
-            whole = fmaxf(whole, sums[block * NUM_SUMS + 2]);
+            for (int i = 0; i < 3; ++i) found[i] += sums[block * NUM_SUMS + i];
         }
-        loss = over_block(loss, of_warp);
-        entropy = over_block(entropy, of_warp);
-        slope = entropy - (over_block(whole, of_warp) > 0.0f ? target_entropy : 0.0f);
+        over_block(found, of_warps);
+        slope = found[1] - (found[2] > 0.0f ? target_entropy : 0.0f);
         const bool is_bad = learns_alpha && !isfinite(slope);  // all blocks know, and none makes a step
         const long long name = is_bad ? alpha_name : default_name;
-        return Verdict(squares, num_tiles, is_bad, steps[1], halted, run_halted, first_name, name, of_warp);
+        return Verdict(found[3], is_bad, steps[1], halted, run_halted, first_name, name);
     };
     const Verdict verdict = step_all<false, true>(
         find, lr[0], 1, Tensors<false>{addresses}, gradient, average, square, (Element*)elements, biases, nullptr,
@@ -178,8 +183,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) ac_step_actor(
     if (blockIdx.x > 0) return;
     for (int i = threadIdx.x; i < num_tensors; i += THREADS) adam_steps[i] = verdict.num_steps;
     if (threadIdx.x > 0) return;
-    figures[0] = loss;
-    figures[1] = entropy;
+    figures[0] = found[0];
+    figures[1] = found[1];
     figures[2] = verdict.length;
     figures[3] = SAMPLES ? expf(log_alpha[0]) : 0.0f;
     if (!learns_alpha || verdict.is_halted) return;

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
     int first_slices, int other_slices, int num_figure_rows)
 {
     __shared__ float sum_of[STEP_THREADS];  // [slice][parameter of this block]
-    __shared__ float of_warp[STEP_THREADS / 32];
+    __shared__ float of_warps[NUM_FIGURES * STEP_THREADS / 32];
     if (blockIdx.x == 0) {
         if (num_figure_rows == 0) return;
         float figure[NUM_FIGURES] = {};
@@ -40,10 +40,10 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
 #pragma unroll
             for (int i = 0; i < NUM_FIGURES; ++i) figure[i] += figures[k * NUM_FIGURES + i];
         }
+        over_block(figure, of_warps);
 #pragma unroll
         for (int i = 0; i < NUM_FIGURES; ++i) {
-            const float whole = over_block(figure[i], of_warp);
-            if (threadIdx.x == 0) told[i] = whole;
+            if (threadIdx.x == 0) told[i] = figure[i];
         }
         return;
     }
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(STEP_THREADS) add_up_gradient(
             if (is_told) atomicMin(first_name, (long long)name[i]);
         }
     }
-    const float square = over_block(whole * whole, of_warp);
+    const float square = over_block(whole * whole, of_warps);
     if (threadIdx.x == 0) squares[block] = square;
 }
 

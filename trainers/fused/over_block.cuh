@@ -8,15 +8,30 @@ __device__ __forceinline__ float over_warp(float sum, int lanes = 32)
     return sum;
 }
 
-// All threads of the block call it, and get it.
-//   of_warp  [warps of the block] in shared memory
+// Several at once, each in its place. All threads of the block call it, and get them.
+//   of_warps  [COUNT, warps of the block] in shared memory
+template <int COUNT>
+__device__ __forceinline__ void over_block(float (&sums)[COUNT], float* of_warps)
+{
+    const int warps = (int)blockDim.x / 32;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) sums[i] = over_warp(sums[i]);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        if (lane_index() == 0) of_warps[i * warps + threadIdx.x / 32] = sums[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        sums[i] = 0.0f;
+        for (int warp = 0; warp < warps; ++warp) sums[i] += of_warps[i * warps + warp];
+    }
+}
+// One.
 __device__ __forceinline__ float over_block(float sum, float* of_warp)
 {
-    sum = over_warp(sum);
-    __syncthreads();
-    if (lane_index() == 0) of_warp[threadIdx.x / 32] = sum;
-    __syncthreads();
-    float whole = 0.0f;
-    for (int warp = 0; warp < (int)blockDim.x / 32; ++warp) whole += of_warp[warp];
-    return whole;
+    float sums[1] = {sum};
+    over_block(sums, of_warp);
+    return sums[0];
 }

@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
     const float* weight, const bool* next_mask, const float* number_of_all, const float* adam_steps,
     float* step_before, unsigned char* delta, float* error, float* sums, int* ticket, float* figures)
 {
-    __shared__ float of_warp[THREADS / 32], sums_of_warp[NUM_FIGURES][THREADS / 32];
+    __shared__ float of_warps[NUM_FIGURES * THREADS / 32];
     __shared__ int is_last;
     const long long row = global_thread();
     if (row == 0) step_before[0] = adam_steps[0];
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
         }
         distance = q - (reward[row] + discount[row] * largest);
     }
-    const float number = IS_OF_RANKS ? number_of_all[0] : fmaxf(over_block(count, of_warp), 1.0f);
+    const float number = IS_OF_RANKS ? number_of_all[0] : fmaxf(over_block(count, of_warps), 1.0f);
     float sum[NUM_FIGURES] = {};
     if (row < BATCH) {
         float slope = 0.0f;
@@ -98,19 +98,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) q_loss(
         Element* mine = (Element*)delta + row * COLUMNS;
         for (int i = 0; i < COLUMNS; ++i) narrow(mine[i], i == place_of_column<1>(taken) ? slope : 0.0f);
     }
-#pragma unroll
-    for (int i = 0; i < NUM_FIGURES; ++i) {
-        const float of_own = over_warp(sum[i]);
-        if (lane_index() == 0) sums_of_warp[i][threadIdx.x / 32] = of_own;
-    }
-    __syncthreads();
-    if (threadIdx.x < NUM_FIGURES) {
-        float whole = 0.0f;
-        for (int warp = 0; warp < THREADS / 32; ++warp) whole += sums_of_warp[threadIdx.x][warp];
+    over_block(sum, of_warps);
+    for (int i = 0; i < NUM_FIGURES && threadIdx.x == 0; ++i) {
         if (gridDim.x == 1) {
-            figures[threadIdx.x] = whole / number;
+            figures[i] = sum[i] / number;
         } else {
-            sums[blockIdx.x * NUM_FIGURES + threadIdx.x] = whole;
+            sums[blockIdx.x * NUM_FIGURES + i] = sum[i];
         }
     }
     if (gridDim.x == 1) return;

@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) r2d2_loss(
     const float* number_of_all, float rescaling, float eta, float* by_q, float* error, float* sums, int* ticket,
     float* figures)
 {
-    __shared__ float of_warp[THREADS / 32];
+    __shared__ float of_warps[(NUM_FIGURES + 1) * THREADS / 32];
     __shared__ float sizes[LENGTH];
     __shared__ int is_last;
     const int sequence = blockIdx.x;
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) r2d2_loss(
     for (int i = threadIdx.x; i < LENGTH * NUM && !IS_OF_RANKS; i += THREADS) {
         count += valid[i] * weight[i % NUM] > 0.0f ? 1.0f : 0.0f;
     }
-    const float number = IS_OF_RANKS ? number_of_all[0] : fmaxf(over_block(count, of_warp), 1.0f);
+    const float number = IS_OF_RANKS ? number_of_all[0] : fmaxf(over_block(count, of_warps), 1.0f);
     float sum[NUM_FIGURES + 1] = {};
     for (int step = threadIdx.x; step < ROWS; step += THREADS) {
         const int place = step * NUM + sequence;
@@ -101,9 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) r2d2_loss(
         }
         for (int i = 0; i < NUM_ACTIONS; ++i) by_q[first + i] = i == taken ? slope : 0.0f;
     }
-    float whole[NUM_FIGURES + 1];
-#pragma unroll
-    for (int i = 0; i <= NUM_FIGURES; ++i) whole[i] = over_block(sum[i], of_warp);
+    over_block(sum, of_warps);
     float largest = 0.0f;
     if (threadIdx.x < 32) {
         for (int step = threadIdx.x; step < LENGTH; step += 32) largest = fmaxf(largest, sizes[step]);
@@ -112,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) r2d2_loss(
         }
     }
     if (threadIdx.x == 0) {
-        error[sequence] = eta * largest + (1.0f - eta) * whole[2] / fmaxf(whole[3], 1.0f);
-        for (int i = 0; i < NUM_FIGURES; ++i) sums[sequence * NUM_FIGURES + i] = whole[i];
+        error[sequence] = eta * largest + (1.0f - eta) * sum[2] / fmaxf(sum[3], 1.0f);
+        for (int i = 0; i < NUM_FIGURES; ++i) sums[sequence * NUM_FIGURES + i] = sum[i];
         __threadfence();
         is_last = atomicAdd(ticket, 1) == NUM - 1;
     }

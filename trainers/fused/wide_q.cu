@@ -19,7 +19,7 @@ struct alignas(16) Shared {
     Element hidden1[2 * ROWS * PITCH1], hidden2[2 * ROWS * PITCH2];
     Element delta_out[ROWS * PITCH_OUT];
     float q[2 * ROWS * CRITIC_OUTPUTS], q_of_target[ROWS * CRITIC_OUTPUTS];
-    float of_warp[WARPS];
+    float of_warps[3 * WARPS];
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the block has less shared memory");
 
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
     const Element* networks = (const Element*)elements;
     const Element* own = networks + critic_elements(0);
     const int first = blockIdx.x * ROWS;
-    const float number = number_of(weight, shared.of_warp);
+    const float number = number_of(weight, shared.of_warps);
     if (blockIdx.x == 0 && threadIdx.x == 0) steps[0] = adam_steps[0];
     for (int i = threadIdx.x; i < ROWS * NUM_FEATURES; i += THREADS) {
         const int row = i / NUM_FEATURES;
@@ -114,12 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_q_judge(
         shared.delta_out, Networks<1>{own, nullptr, 0, 0}, shared.hidden1, shared.hidden2);
     keep(shared.hidden1, Critic::WIDTH1, delta1);
     keep(shared.hidden2, Critic::WIDTH2, delta2);
-    loss = over_block(loss, shared.of_warp);
-    q_sum = over_block(q_sum, shared.of_warp);
-    error_sum = over_block(error_sum, shared.of_warp);
-    if (threadIdx.x > 0) return;
-    float* of_block = sums + blockIdx.x * NUM_SUMS;
-    of_block[0] = loss / number;
-    of_block[1] = q_sum / number;
-    of_block[2] = error_sum / number;
+    float found[3] = {loss, q_sum, error_sum};
+    over_block(found, shared.of_warps);
+    for (int i = 0; i < 3 && threadIdx.x == 0; ++i) sums[blockIdx.x * NUM_SUMS + i] = found[i] / number;
 }

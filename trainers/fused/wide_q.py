@@ -46,7 +46,7 @@ class WideQShape(ACShape):
         seen, actions = (to_tiles(width) + PADDING for width in (self.num_features, self.num_actions))
         hidden = sum(to_tiles(width) + PADDING for width in two(self.critic_widths))
         elements = self.rows * (2 * (seen + hidden) + actions)
-        return self.element_bytes * elements + 4 * (3 * self.rows * self.num_actions + self.threads // 32) + 128
+        return self.element_bytes * elements + 4 * 3 * (self.rows * self.num_actions + self.threads // 32) + 128
 
     def constants(self) -> dict[str, Constant]:
         nobody = {"HAS_POLICY": False, "ACTOR_WIDTH1": 1, "ACTOR_WIDTH2": 0}
