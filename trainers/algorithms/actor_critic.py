@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from trainers import torch_later as torch
@@ -80,8 +81,6 @@ class ActorAndCritics(OffPolicy):
         self.optimizer = self.adam(self.policy, self.scalars["lr"])
         critic_lr = self.scalars.get("critic_lr", self.scalars["lr"])
         self.critic_optimizer = self.adam(self.critics, critic_lr, "critics")
-        self._deviates: torch.Tensor | None = None
-        self._deviate: Callable[[], None] | None = None
 
     @classmethod
     def num_deviates(cls, config: ActorAndCriticsConfig, spec: GroupSpec) -> int:
@@ -94,6 +93,8 @@ class ActorAndCritics(OffPolicy):
             from trainers.fused.ac_learner import find_ac_learner
 
             self.learn_by(find_ac_learner(self))
+        if self.learns_by is self:  # else kernels draw as they go
+            _ = self._deviates  # which is compiled now, with all else
 
     @classmethod
     def make_critics(
@@ -176,15 +177,21 @@ class ActorAndCritics(OffPolicy):
         """Draws of the standard normal distribution for what was drawn last, [N, n] each: by which actions of a Box
         after each transition differ from what the policy says, then, if it DRAWS_ACTIONS, those in it. None where
         nothing is drawn."""
-        if not (number := self.num_deviates(self.config, self.group.spec)):
+        if self._deviates is None:
             return ()
-        if self._deviate is None:  # kernels that make updates draw as they go
-            from trainers.replay.deviates import prepare_deviates
+        draw, deviates = self._deviates
+        draw()
+        return deviates.unbind()
 
-            self._deviates = torch.zeros(number, *self.batch.action.shape, device=self.device)
-            self._deviate = prepare_deviates(self.table, self._deviates)
-        self._deviate()
-        return self._deviates.unbind()
+    @cached_property
+    def _deviates(self) -> tuple[Callable[[], None], torch.Tensor] | None:
+        """What draws them, and where to; None where nothing is drawn."""
+        from trainers.replay.deviates import prepare_deviates
+
+        if not (number := self.num_deviates(self.config, self.group.spec)):
+            return None
+        deviates = torch.zeros(number, *self.batch.action.shape, device=self.device)
+        return prepare_deviates(self.table, deviates), deviates
 
     def _step(self, optimizer: SafeAdam, loss: torch.Tensor, *figures: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A step of the optimiser's own parameters along the gradient of all ranks' losses, added up.
