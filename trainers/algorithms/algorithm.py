@@ -203,6 +203,7 @@ class Algorithm:
 
     def restored(self) -> None:
         """What `state` gave has been written to."""
+        self._filled.clear()
 
     def bounds(self) -> Mapping[str, tuple[float, float]]:
         """Of arrays that it added to the envs': the least and the largest number that may be in each."""
@@ -218,13 +219,17 @@ class Algorithm:
             self._of_torch[function] = self.group.actor.stage.of_torch(function, self.policy)
         return self._of_torch[function]
 
+    def is_told(self, name: str, now: float) -> bool:
+        """Whether the device was told this number last, by that name: then a launch is spared. Says that it will be."""
+        before, self._filled[name] = self._filled.get(name), now
+        return before == now
+
     def set_scalars(self, clock: Clock) -> dict[str, float]:
         """Brings `scalars` up to date; returns them."""
         now = {name: float(value_at(getattr(self.config, name), clock.env_steps)) for name in self.scalars}
         for name, number in now.items():
-            if self._filled.get(name) != number:  # a launch that most iterations do not need
+            if not self.is_told(name, number):
                 self.scalars[name].fill_(number)
-        self._filled = now
         return now
 
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from trainers.acting.actor import Call
+from trainers.fused.conv_shape import ConvShape
 from trainers.fused.gradient import NetworkGradient
 from trainers.fused.learning_plan import MOST_SLICES, NUM_FIGURES, STEP_THREADS, most_groups
 from trainers.fused.packed import PackedPolicy
@@ -128,7 +129,8 @@ class Stepper:
         self.gradient, self._squares = new(size), new(most_groups(size))
         self._told, self._of_whole = Parts(place, stride, num_parts, name, device), None
         self._is_critic = is_critic.to(device)
-        order = order_of(packed.weight_place.cpu().numpy())
+        has_images = any(isinstance(one.shape, ConvShape) for one in packed.networks)
+        order = order_of(packed.weight_place.cpu().numpy()) if has_images else None
         self._order = None if order is None else torch.as_tensor(order, device=device)
         if learner.world.size > 1 or packed.norms is not None:
             # By these add_up_gradient looks at a gradient that is added up already, and sums its squares.

@@ -208,6 +208,8 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     for file, tensors in into.items():
         checkpoint.restore_tensors(tensors, saved.tensors[file], saved.path / f"{file}.safetensors")
     chunks.move_resized()
+    for name in (*empty, *changes.resized):
+        trainer.stores[name].draw_elsewhere(f"after iteration {iteration}")
     for one in trainer.algorithms.values():
         one.restored()
     restore_generators()

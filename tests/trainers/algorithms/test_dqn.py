@@ -105,10 +105,10 @@ def test_one_launch_gives_the_same_chances(backend, num_actions, has_mask, is_pe
     assert torch.equal(q_value.nan_to_num(7e7), allowed.amax(-1).nan_to_num(7e7)) and q_value.isnan().sum() == 1
 
 
-@pytest.fixture
-def trainer(tmp_path, device) -> Trainer:
+def make_trainer(tmp_path, device, **changed) -> Trainer:
     """2 envs, 4 steps an iteration, episodes of 3 steps, of which 5 rollouts are kept."""
     policy = {"algorithm": "DQN", "buffer_size": 30, "batch_size": 7, "learning_starts": 16, "replay_ratio": 0.25}
+    policy |= changed
     config = {
         "name": "acrobot",
         "env": {"episode_length": 3},
@@ -117,6 +117,29 @@ def trainer(tmp_path, device) -> Trainer:
         "saving": {"basedir": str(tmp_path)},
     }
     return Trainer(read_config(config))
+
+
+@pytest.fixture
+def trainer(tmp_path, device) -> Trainer:
+    return make_trainer(tmp_path, device)
+
+
+def test_epsilon_is_the_schedules_in_each_iteration_and_after_a_restore(tmp_path, device):
+    """It falls to 0.25 and comes back; a device that had 0.5 last, and then a checkpoint's 0.25, is told again."""
+    trainer = make_trainer(tmp_path, device, epsilon=[[0, 0.5], [8, 0.25], [16, 0.5]])
+    (algorithm,), found = trainer.algorithms.values(), []
+    assert algorithm.epsilon.item() == 0.5
+    trainer.iterate()
+    early = trainer.save()
+    for _ in range(2):
+        found.append(algorithm.epsilon.item())
+        trainer.iterate()
+    found.append(algorithm.epsilon.item())
+    assert found == [0.25, 0.5, 0.5]
+    trainer.restore(early)
+    assert algorithm.epsilon.item() == 0.25
+    trainer.iterate()
+    assert algorithm.epsilon.item() == 0.5
 
 
 @pytest.mark.parametrize("n_step", [1, 2])

@@ -15,6 +15,7 @@ from trainers.fused import plan
 from trainers.fused.ac_learner import FusedSAC, FusedTD3
 from trainers.fused.ac_shape import STEP_THREADS, THREADS, ACShape, plan_ac
 from trainers.fused.limits import CPU, LARGE_GPU, Limits
+from trainers.networks.policy import inputs_of
 from trainers.settings.config import Config, ModelConfig, TrainerConfig
 from trainers.settings.read_config import read_config
 from trainers.trainer import Trainer
@@ -24,13 +25,16 @@ WIDTHS, BATCH = (20, 12), 40
 
 
 def make_config(folder, device: str, precision: str = "fp32", **policy) -> Config:
-    """Pendulum: 2 envs, 4 steps and 4 updates an iteration from the third on."""
+    """Pendulum: 2 envs, 4 steps and 4 updates an iteration from the third on. Or simple_spread, whose 3 agents have
+    actions of 5 numbers."""
+    is_spread = policy.pop("is_spread", False)
+    env = {"continuous_actions": True} if is_spread else {}
     model = {"fc_dims": list(policy.pop("fc_dims", WIDTHS)), "activation": policy.pop("activation", "relu")}
     model |= {"critic_fc_dims": policy.pop("critic_fc_dims", None)}
     own = {"algorithm": "SAC", "buffer_size": 48, "batch_size": BATCH, "learning_starts": 16, "replay_ratio": 0.5}
     sizes = {"num_envs": 2, "train_batch_size": 8, "total_timesteps": 800, "device": device, "precision": precision}
     config = {
-        "name": "pendulum", "env": {"episode_length": 3}, "trainer": sizes,
+        "name": "simple_spread" if is_spread else "pendulum", "env": {"episode_length": 3, **env}, "trainer": sizes,
         "policy": {"agent": {**own, "model": model, **policy}}, "saving": {"basedir": str(folder)},
     }  # fmt: skip
     return read_config(config)
@@ -53,7 +57,9 @@ def learn_by_kernel(
     threads = (128, STEP_THREADS if by_groups else 128) if batch <= 70 else (THREADS, STEP_THREADS)
     split = algorithm.config.num_critics if in_clusters else 1
     threads = {"threads": threads[0], "step_threads": threads[1]}
-    shape = ACShape(3, 1, *widths, *sizes, **threads, split=split, by_groups=by_groups)
+    spec = algorithm.group.spec
+    seen = inputs_of(spec, algorithm.config).num_features, spec.action_space.shape[0]
+    shape = ACShape(*seen, *widths, *sizes, **threads, split=split, by_groups=by_groups)
     algorithm.learns_by = kind(algorithm, replace(shape, is_plain=not algorithm.config.normalize_observation))
     trainer.phases["agent"] = {name: trainer._graphed(phase) for name, phase in algorithm.phases().items()}
 
@@ -77,6 +83,8 @@ SWITCHES = {
     "TD3, 208 rows by one, four stages": {
         "algorithm": "TD3", "batch_size": 200, "buffer_size": 300, "num_critics": 3, "fc_dims": (20, 90),
     },
+    "actions of 5 numbers, three critics": {"is_spread": True, "num_critics": 3},
+    "TD3, actions of 5 numbers": {"is_spread": True, "algorithm": "TD3", "target_noise": 0.3},
     "gradients by warpgroups": {
         "batch_size": 70, "buffer_size": 100, "fc_dims": (20, 70), "critic_fc_dims": [132], "num_critics": 1,
     },
@@ -214,7 +222,7 @@ def test_bf16_learns_about_what_full_float_does(tmp_path, device):
 
 OF_GROUPS = {
     "two critics": {"fc_dims": (256, 256)},
-    "three, one layer, tanh": {"num_critics": 3, "fc_dims": (64,), "critic_fc_dims": [150], "activation": "tanh"},
+    "eight, one layer, tanh": {"num_critics": 8, "fc_dims": (64,), "critic_fc_dims": [150], "activation": "tanh"},
     "other widths": {"fc_dims": (70, 128), "critic_fc_dims": [260, 20], "prioritized": True},
     "TD3": {"algorithm": "TD3", "fc_dims": (128, 256), "policy_delay": 1},
     "DDPG": {"algorithm": "DDPG", "fc_dims": (256,), "critic_fc_dims": [128, 128]},

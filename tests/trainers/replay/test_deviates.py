@@ -11,6 +11,8 @@ from trainers.replay.deviates import prepare_deviates
 from trainers.replay.selectors import Uniform
 from trainers.replay.store import ReplayStore
 from trainers.replay.windows import Transitions
+from trainers.settings.read_config import read_config
+from trainers.trainer import Trainer
 
 
 def deviates_of(backend, shape, num_draws: int = 1, seed: int = 5) -> torch.Tensor:
@@ -47,3 +49,36 @@ def test_they_are_normal_and_an_items_own(backend):
         assert abs(part - quantile) < 5 * math.sqrt(quantile * (1 - quantile) / 40_000)
     assert not torch.equal(few, deviates_of(backend, (1, 50, 2), num_draws=2))
     assert not torch.equal(few, deviates_of(backend, (1, 50, 2), seed=6))
+
+
+@pytest.mark.parametrize("changed", [{}, {"saving.replay": "false"}, {"policy.agent.buffer_size": "96"}])
+def test_a_run_that_goes_on_draws_what_it_did_not_draw_before(changed, tmp_path, device, monkeypatch):
+    """With its store, without it, and with one of another size: none of 12 updates' numbers comes again in 12 more."""
+    policy = {"algorithm": "SAC", "buffer_size": 48, "batch_size": 40, "learning_starts": 16, "replay_ratio": 0.5}
+    config = {
+        "name": "pendulum", "env": {"episode_length": 3}, "saving": {"basedir": str(tmp_path)},
+        "trainer": {"num_envs": 2, "train_batch_size": 8, "total_timesteps": 800, "device": device},
+        "policy": {"agent": {**policy, "model": {"fc_dims": [8]}}},
+    }  # fmt: skip
+    drawn = []
+
+    def iterate(trainer: Trainer, times: int) -> None:
+        algorithm = trainer.algorithms["agent"]
+        deviate = algorithm.deviate
+
+        def watched() -> list[torch.Tensor]:
+            found = deviate()
+            drawn.append(torch.stack([*found]).flatten().tolist())
+            return found
+
+        monkeypatch.setattr(algorithm, "deviate", watched)
+        for _ in range(times):
+            trainer.iterate()
+
+    given = [("trainer.cuda_graphs", "false"), *changed.items()]  # a graph would draw without us
+    of_first = [one for one in given if not one[0].startswith("policy")]
+    first = Trainer(read_config(config, of_first))
+    iterate(first, 5)
+    first.save()
+    iterate(Trainer(read_config(config, given), resume=first.run.path), 4)
+    assert len(drawn) >= 20 and len({*map(tuple, drawn)}) == len(drawn)
