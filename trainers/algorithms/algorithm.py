@@ -219,16 +219,16 @@ class Algorithm:
             self._of_torch[function] = self.group.actor.stage.of_torch(function, self.policy)
         return self._of_torch[function]
 
-    def is_told(self, name: str, now: float) -> bool:
-        """Whether the device was told this number last, by that name: then a launch is spared. Says that it will be."""
+    def is_news(self, name: str, now: float) -> bool:
+        """Whether the device has to be told a number of that name, as it is another than before; it then was told."""
         before, self._filled[name] = self._filled.get(name), now
-        return before == now
+        return before != now
 
     def set_scalars(self, clock: Clock) -> dict[str, float]:
         """Brings `scalars` up to date; returns them."""
         now = {name: float(value_at(getattr(self.config, name), clock.env_steps)) for name in self.scalars}
         for name, number in now.items():
-            if not self.is_told(name, number):
+            if self.is_news(name, number):
                 self.scalars[name].fill_(number)
         return now
 

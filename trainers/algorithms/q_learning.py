@@ -34,7 +34,7 @@ def begin_epsilon(algorithm: Algorithm) -> torch.Tensor:
 def set_epsilon(algorithm: Algorithm, clock: Clock) -> float:
     """Lets the actor try as much as the config says after this iteration; returns that probability."""
     epsilon = epsilon_at(algorithm.config, clock.env_steps + clock.batch)
-    if not algorithm.is_told("epsilon", epsilon):
+    if algorithm.is_news("epsilon", epsilon):
         algorithm.epsilon.fill_(epsilon)
     return epsilon
 

@@ -221,7 +221,7 @@ class TD3(ActorAndCritics):
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:
         found = super().update(clock, phases)
         noise = float(value_at(self.config.exploration_noise, clock.env_steps + clock.batch))
-        if not self.is_told("exploration_noise", noise):
+        if self.is_news("exploration_noise", noise):
             self.group.actor.set_noise(noise)
         # An iteration may be over before the policy's next update: then that before is told.
         of_policy = {name: found[name] for name in ("actor_loss", "grad_norm") if name in found}
