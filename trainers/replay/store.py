@@ -316,7 +316,7 @@ class ReplayStore:
         it kept, or with a part, would else draw again as it did at first."""
         number = int.from_bytes(hashlib.sha256(moment.encode()).digest()[:4]) >> 1
         for table in self.tables.values():
-            table.draws.fill_(number << 32)
+            table.draws.copy_(torch.tensor([number << 32], dtype=table.draws.dtype))
 
     def resize(self, capacity: int) -> None:
         """Makes it larger or smaller; what fits of the newest steps stays. Waits for the device.
