@@ -93,8 +93,10 @@ class ActorAndCritics(OffPolicy):
             from trainers.fused.ac_learner import find_ac_learner
 
             self.learn_by(find_ac_learner(self))
-        if self.learns_by is self:  # else kernels draw as they go
-            _ = self._deviates  # which is compiled now, with all else
+        if self.learns_by is self and self.num_deviates(self.config, self.group.spec):  # else kernels draw as they go
+            from trainers.replay.deviates import compile_deviates
+
+            compile_deviates(self.group.rollout.env.backend)
 
     @classmethod
     def make_critics(

@@ -203,7 +203,6 @@ class Algorithm:
 
     def restored(self) -> None:
         """What `state` gave has been written to."""
-        self._filled.clear()
 
     def bounds(self) -> Mapping[str, tuple[float, float]]:
         """Of arrays that it added to the envs': the least and the largest number that may be in each."""
@@ -224,11 +223,15 @@ class Algorithm:
         before, self._filled[name] = self._filled.get(name), now
         return before != now
 
+    def forget_news(self) -> None:
+        """The device may hold other numbers than it was told: a checkpoint's."""
+        self._filled.clear()
+
     def set_scalars(self, clock: Clock) -> dict[str, float]:
         """Brings `scalars` up to date; returns them."""
         now = {name: float(value_at(getattr(self.config, name), clock.env_steps)) for name in self.scalars}
         for name, number in now.items():
-            if self.is_news(name, number):
+            if self.is_news(f"scalars.{name}", number):
                 self.scalars[name].fill_(number)
         return now
 

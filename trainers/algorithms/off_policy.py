@@ -349,7 +349,6 @@ class OffPolicy(Algorithm):
         return {"replay": self.store}
 
     def restored(self) -> None:
-        super().restored()
         self.store.restored()
 
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:

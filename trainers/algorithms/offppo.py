@@ -130,7 +130,6 @@ class OFFPPO(PPO):
         return {"replay": self.store}
 
     def restored(self) -> None:
-        super().restored()
         self.store.restored()
 
     def update(self, clock: Clock = START, phases: Mapping[str, Callable[[], Figures]] | None = None) -> dict[str, Any]:

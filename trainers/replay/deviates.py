@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from warpdrive.backends.base import LaunchShape
+from warpdrive.backends.base import Backend, LaunchShape
 from warpdrive.function_manager import FunctionManager
 
 if TYPE_CHECKING:
@@ -18,12 +18,17 @@ SOURCE = Path(__file__).parent / "deviates.cu"
 THREADS = 256
 
 
+def compile_deviates(backend: Backend) -> FunctionManager:
+    """What `prepare_deviates` compiles, if it is not there."""
+    return FunctionManager(None, SOURCE, {}, backend=backend)
+
+
 def prepare_deviates(table: Table, deviates: torch.Tensor) -> Callable[[], None]:
     """What draws `deviates` [K, N, ...] anew for the N items that a table drew last: by the store's seed and how many
     draws there were, so that a run that is resumed draws what it would have drawn."""
     backend, (num_sets, num_items) = table.store.backend, deviates.shape[:2]
     is_cuda = backend.name == "cuda"
-    return FunctionManager(None, SOURCE, {}, backend=backend).prepare(
+    return compile_deviates(backend).prepare(
         "draw_deviates",
         LaunchShape(-(-deviates.numel() // THREADS) if is_cuda else 1, (THREADS if is_cuda else 1, 1)),
         seed=table.store.seed,

@@ -185,6 +185,7 @@ class StoreCheckpoints:
         chunks.move_resized()
         self.store.restored()
         if is_resized:
+            self.store.draw_elsewhere(saved.path.name)
             tell_anyway(f"{saved.path}: {Changes(resized=[NAME]).lines()[0]}.")
         for name, table in self.store.tables.items() if is_resized else ():
             if (drawn := saved.tensors[NAME].get(f"{OF_TABLE}{name}_num_sampled")) is not None:

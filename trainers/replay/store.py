@@ -312,8 +312,9 @@ class ReplayStore:
                 call()
 
     def draw_elsewhere(self, moment: str) -> None:
-        """Its tables draw on from a place of their sequences that is this moment's own: a run that goes on without what
-        it kept, or with a part, would else draw again as it did at first."""
+        """Its tables draw on from a place of their sequences that is this moment's own: what goes on without what it
+        kept, or in another size, would else draw again as it did at first. Not so WithoutReplacement, which goes by
+        passes."""
         number = int.from_bytes(hashlib.sha256(moment.encode()).digest()[:4]) >> 1
         for table in self.tables.values():
             table.draws.copy_(torch.tensor([number << 32], dtype=table.draws.dtype))

@@ -211,6 +211,7 @@ def restore(trainer: Trainer, saved: Checkpoint) -> Changes:
     for name in (*empty, *changes.resized):
         trainer.stores[name].draw_elsewhere(f"after iteration {iteration}")
     for one in trainer.algorithms.values():
+        one.forget_news()
         one.restored()
     restore_generators()
     if reseed is not None:

@@ -124,7 +124,18 @@ def trainer(tmp_path, device) -> Trainer:
     return make_trainer(tmp_path, device)
 
 
-def test_epsilon_is_the_schedules_in_each_iteration_and_after_a_restore(tmp_path, device):
+def test_a_scalar_may_be_of_the_key_that_epsilon_is_of(tmp_path, device, monkeypatch):
+    """Epsilon is set for the next iteration, a scalar for this one."""
+    monkeypatch.setattr(DQN, "SCHEDULED", (*DQN.SCHEDULED, "epsilon"))
+    trainer, found = make_trainer(tmp_path, device, epsilon=[[0, 1.0], [32, 0.0]]), []
+    for _ in range(3):
+        trainer.iterate()
+        algorithm = trainer.algorithms["agent"]
+        found.append((algorithm.scalars["epsilon"].item(), algorithm.epsilon.item()))
+    assert found == [(1.0, 0.75), (0.75, 0.5), (0.5, 0.25)]
+
+
+def test_epsilon_is_the_schedules_in_each_iteration_and_after_a_restore(tmp_path, device, monkeypatch):
     """It falls to 0.25 and comes back; a device that had 0.5 last, and then a checkpoint's 0.25, is told again."""
     trainer = make_trainer(tmp_path, device, epsilon=[[0, 0.5], [8, 0.25], [16, 0.5]])
     (algorithm,), found = trainer.algorithms.values(), []
@@ -136,6 +147,7 @@ def test_epsilon_is_the_schedules_in_each_iteration_and_after_a_restore(tmp_path
         trainer.iterate()
     found.append(algorithm.epsilon.item())
     assert found == [0.25, 0.5, 0.5]
+    monkeypatch.setattr(algorithm, "restored", algorithm.store.restored)  # one that others may have written
     trainer.restore(early)
     assert algorithm.epsilon.item() == 0.25
     trainer.iterate()

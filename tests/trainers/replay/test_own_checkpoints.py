@@ -129,6 +129,7 @@ def test_what_goes_into_a_larger_store_is_saved_and_restored_again(tmp_path, bac
     assert capsys.readouterr().out == f"{from_small}: {told}\n"
     assert large.store.num_steps_added == small.store.num_steps_added == 24
     assert [one.num_drawable for one in of_large] == [one.num_drawable for one in of_small]
+    assert all(int(one.draws[0]) >> 32 > 10**6 for one in of_large), "what it drew at first comes again"
     for _ in range(6):
         large.play()  # as many windows as it was given
     go_on(large, of_large, 5)
