@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from warpdrive.backends.base import Backend, LaunchShape
+from trainers.replay.kernel_text import launch_shape
+from warpdrive.backends.base import Backend
 from warpdrive.function_manager import FunctionManager
 
 if TYPE_CHECKING:
     from trainers.replay.table import Table
 
 SOURCE = Path(__file__).parent / "deviates.cu"
-THREADS = 256
 
 
 def compile_deviates(backend: Backend) -> FunctionManager:
@@ -27,10 +27,9 @@ def prepare_deviates(table: Table, deviates: torch.Tensor) -> Callable[[], None]
     """What draws `deviates` [K, N, ...] anew for the N items that a table drew last: by the store's seed and how many
     draws there were, so that a run that is resumed draws what it would have drawn."""
     backend, (num_sets, num_items) = table.store.backend, deviates.shape[:2]
-    is_cuda = backend.name == "cuda"
     return compile_deviates(backend).prepare(
         "draw_deviates",
-        LaunchShape(-(-deviates.numel() // THREADS) if is_cuda else 1, (THREADS if is_cuda else 1, 1)),
+        launch_shape(backend, deviates.numel()),
         seed=table.store.seed,
         draws=table.draws,
         num_sets=num_sets,
